@@ -1,0 +1,1 @@
+"""Mayfly: transient clusters for distributed training."""
