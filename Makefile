@@ -1,4 +1,84 @@
-# Mayfly: every door is a target here. `make help` lists them.
+# Mayfly: every door is a target here, one line each over the `mayfly` command. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-PY := .venv/bin/python
+.PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench docs docs-check goldens \
+        build plan deploy status destroy local-up local-down local-status clean
+
+BIN := .venv/bin
+# Make variables become flags, so they win over the job file and the environment.
+flag = $(if $(strip $($(1))),--$(2) '$(strip $($(1)))')
+FLAGS = $(if $(JOB),'$(JOB)') $(call flag,CLOUD,cloud) $(call flag,WORKERS,workers) $(call flag,PS,ps) \
+        $(call flag,MODE,mode) $(call flag,STEPS,steps) $(call flag,ENGINE,engine) $(call flag,BUCKET,bucket) \
+        $(call flag,NAME,name) $(foreach pair,$(SET),--set '$(pair)')
+SWITCHES = $(if $(filter-out 0,$(YES)),--yes) $(if $(filter-out 0,$(JSON)),--json) \
+           $(if $(filter-out 0,$(KEEP)),--keep) $(if $(filter-out 0,$(DEBUG)),--debug)
+TESTENV := $(BIN)/python tests/testenv.py
+
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
+	@echo; echo "Variables of deploy and plan: CLOUD WORKERS PS MODE STEPS ENGINE BUCKET NAME JOB SET JSON YES KEEP DEBUG"
+
+setup: ## Make the Python environment (.venv); deploy does it by itself
+	@scripts/setup.sh
+
+setup-dev: ## The same with the tools for tests and linting
+	@scripts/setup.sh dev
+
+deploy: setup ## Run a job to its end: make deploy CLOUD=local WORKERS=2
+	@$(BIN)/mayfly deploy $(FLAGS) $(SWITCHES)
+
+plan: setup ## Show what deploy would make, and write the rendered RADL
+	@$(BIN)/mayfly plan $(FLAGS) $(filter --json --debug,$(SWITCHES))
+
+status: setup ## Show the latest run, or RUN=<id>
+	@$(BIN)/mayfly status $(RUN) $(filter --json,$(SWITCHES))
+
+destroy: setup ## Destroy the latest run's nodes, or RUN=<id>
+	@$(BIN)/mayfly destroy $(RUN) $(filter --json,$(SWITCHES))
+
+local-up: setup ## Start what CLOUD=local needs: Docker Engine, node image, S3 server, IM service
+	@$(BIN)/mayfly local up $(filter --json,$(SWITCHES))
+
+local-down: setup ## Remove every trace of CLOUD=local
+	@$(BIN)/mayfly local down $(filter --json,$(SWITCHES))
+
+local-status: setup ## Show what of CLOUD=local is running
+	@$(BIN)/mayfly local status $(filter --json,$(SWITCHES))
+
+lint: setup-dev ## ruff, mypy, yamllint, ansible-lint
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/yamllint -s .
+	PATH="$(CURDIR)/$(BIN):$$PATH" ANSIBLE_HOME="$(CURDIR)/.ansible" $(BIN)/ansible-lint --offline
+
+test-unit: setup-dev ## Unit, golden and contract tests: seconds, no service
+	$(BIN)/pytest -q tests/unit tests/golden tests/contract
+
+test-molecule: setup-dev ## Each role's default scenario on the node image
+	$(TESTENV) $(BIN)/python tests/molecule/run.py
+
+test-e2e: setup-dev ## The main job from S3 to S3, and its essential failures
+	$(TESTENV) $(BIN)/pytest -q -x -m "not slow" tests/e2e
+
+test: ## Everything that guards main (under 25 minutes on 2 cores)
+	@$(MAKE) --no-print-directory lint test-unit test-molecule test-e2e; rc=$$?; \
+	$(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
+
+test-all: ## test, and every variant and slow case
+	@$(MAKE) --no-print-directory lint test-unit && $(TESTENV) $(BIN)/python tests/molecule/run.py --all \
+	&& $(TESTENV) $(BIN)/pytest -q tests/e2e; rc=$$?; $(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
+
+goldens: setup-dev ## Record the rendered texts again (read the diff before you commit it)
+	MAYFLY_UPDATE_GOLDENS=1 $(BIN)/pytest -q tests/golden
+
+docs: setup-dev ## Generate the roles' README from their argument specs
+	@for role in roles/*/; do $(BIN)/aar-doc $$role markdown >/dev/null || exit 1; done
+
+docs-check: docs ## Fail when a generated page is out of date
+	git diff --exit-code -- 'roles/*/README.md'
+
+build: setup ## Build the collection tarball
+	@$(BIN)/python -m mayfly.collection
+
+clean: ## Remove what can be made again (not the state of local: see local-down)
+	rm -rf build dist .venv .ansible .mypy_cache .ruff_cache .pytest_cache
