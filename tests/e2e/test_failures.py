@@ -1,0 +1,61 @@
+"""Failures that users meet: each ends with its cause in one place, and with nothing running."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import testenv
+from conftest import mayfly, nodes
+
+FAILING = """\
+import sys
+print("preparing the model", flush=True)
+sys.exit("the user's own mistake: no such column 'price'")
+"""
+
+
+def publish_repository(platform, bucket, tmp_path: Path, name: str, files: dict[str, str]) -> str:
+    """A Git repository behind plain HTTP, in the bucket that everybody may read; returns its URL."""
+    work, bare = tmp_path / "work", tmp_path / f"{name}.git"
+    for path, text in files.items():
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        (work / path).write_text(text)
+    git = ["git", "-C", str(work), "-c", "user.name=Test", "-c", "user.email=test@localhost"]
+    subprocess.run(["git", "init", "-q", "-b", "main", str(work)], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "program"], check=True)
+    subprocess.run(["git", "clone", "-q", "--bare", str(work), str(bare)], check=True)
+    subprocess.run(["git", "-C", str(bare), "update-server-info"], check=True)
+    for path in bare.rglob("*"):
+        if path.is_file():
+            key = f"repositories/{bare.name}/{path.relative_to(bare)}"
+            bucket.upload_file(str(path), "mayfly-public", key)
+    return f"git+{platform.s3_endpoint}/mayfly-public/repositories/{bare.name}@main"
+
+
+def test_wrong_keys_are_refused_before_anything_is_made(platform, clean):
+    wrong = {"MAYFLY_S3_SECRET_ACCESS_KEY": "notTheKeyOfThisServer0123456789"}
+    outcome = mayfly("deploy", "--cloud", "local", "--workers", "2", "--json", env=wrong)
+    assert outcome.code == 2
+    assert outcome.document["ok"] is False
+    assert "key" in outcome.document["error"]["message"]
+    assert "notTheKey" not in outcome.messages
+    assert "Traceback" not in outcome.messages
+    assert nodes(platform) == []
+
+
+def test_a_program_that_exits_non_zero(platform, bucket, clean, tmp_path):
+    url = publish_repository(platform, bucket, tmp_path, "failing", {"train.py": FAILING})
+    outcome = mayfly(
+        *("deploy", "--cloud", "local", "--workers", "1", "--json"),
+        *("--set", f"trainer.program={url}", "--set", "trainer.entrypoint=train.py"),
+    )
+    assert outcome.code == 1
+    error = outcome.document["error"]
+    assert outcome.document["ok"] is False
+    assert outcome.document["leftovers"] == 0
+    assert error["task"] == "chief-0"
+    assert any("the user's own mistake" in line for line in error["log_tail"])
+    assert "the user's own mistake" in outcome.messages
+    assert testenv.CANARY not in outcome.messages
