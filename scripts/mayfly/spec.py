@@ -1,0 +1,571 @@
+"""What the user asks for: the job file, checked once, as one frozen `ClusterSpec`.
+
+`load_spec` merges the layers (flags over file over environment over defaults) and validates them.
+Everything after it takes the result and never looks at a file, a flag or the environment again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from mayfly.errors import UserError, nearest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DEFAULT_JOB = CHECKOUT / "training/jobs/default.yml"
+
+ENGINE = "estimator"
+LATER_ENGINES = ("command", "horovod", "keras-ps", "mwms", "tf-server", "torch")
+
+# The short names of flags and of MAYFLY_<NAME> variables, and the key of the job file each sets.
+SHORT_NAMES = {
+    "name": "name",
+    "cloud": "cloud",
+    "region": "region",
+    "ps": "nodes.ps.count",
+    "workers": "nodes.worker.count",
+    "engine": "trainer.engine",
+    "mode": "trainer.mode",
+    "steps": "trainer.steps",
+    "bucket": "model.destination",
+    "tensorboard": "tensorboard",
+}
+
+Scalar = bool | int | float | str
+_SCALARS = ["boolean", "number", "string"]
+_ARGS_SCHEMA = {
+    "type": "object",
+    "additionalProperties": {"type": [*_SCALARS, "array"], "items": {"type": _SCALARS}},
+}
+
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Z]{3})")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PREFIX = re.compile(r"[A-Za-z0-9._=+/-]*")
+_GIT = re.compile(r"git\+(?P<url>(?:https?|ssh|git|file)://[^\s'\"]+?)(?:@(?P<ref>[\w][\w./-]*))?")
+_TEMPLATE_MARKS = ("{{", "{%", "{#", "@input.")
+_URL_PASSWORD = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def parse_duration(value: object) -> int:
+    """Seconds in a duration such as `4h`, `20m`, `1h30m` or a whole number of seconds."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    text = str(value).strip()
+    match = _DURATION.fullmatch(text)
+    if text and match:
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        if total > 0:
+            return total
+    raise ValueError("write a duration such as 90s, 20m, 4h or 1h30m")
+
+
+def s3_uri(value: str) -> str:
+    """`value` as `s3://bucket/prefix/`, always with a final slash; a bare bucket name is accepted.
+
+    Bucket names follow S3's rules for general purpose buckets:
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+    """
+    uri = value if "://" in value else f"s3://{value}"
+    scheme, _, rest = uri.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if scheme != "s3" or not _BUCKET.fullmatch(bucket) or ".." in bucket:
+        raise ValueError("write s3://bucket/prefix/ (bucket: 3 to 63 of a-z, 0-9, dot and dash)")
+    return f"s3://{bucket}/{_key_prefix(prefix)}"
+
+
+def split_s3_uri(uri: str) -> tuple[str, str]:
+    """The bucket and the key prefix (empty, or ending in a slash) of a checked S3 URI."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    return bucket, prefix
+
+
+def _key_prefix(prefix: str) -> str:
+    parts = prefix.rstrip("/").split("/") if prefix.strip("/") else []
+    if not _PREFIX.fullmatch(prefix) or any(part in ("", ".", "..") for part in parts):
+        raise ValueError("write the path as plain words between single slashes, without . or ..")
+    return "".join(f"{part}/" for part in parts)
+
+
+def _data_source(value: str) -> str:
+    """An S3 URI, or a path that is looked up in the bucket of `model.destination`."""
+    return s3_uri(value) if "://" in value else _key_prefix(value)
+
+
+def _relative_path(value: str) -> str:
+    parts = Path(value).parts
+    if value.startswith("/") or ".." in parts or not re.fullmatch(r"[\w./ +-]+", value):
+        raise ValueError("write a path inside the program's repository, without ..")
+    return value
+
+
+def _engine(value: object) -> object:
+    if value in LATER_ENGINES:
+        raise ValueError(f"is planned but not in this version; use {ENGINE}")
+    if value != ENGINE:
+        guess = nearest(str(value), (ENGINE, *LATER_ENGINES))
+        known = ", ".join((ENGINE, *LATER_ENGINES))
+        raise ValueError(f"did you mean {guess!r}?" if guess else f"known engines: {known}")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """`value`, refused where Ansible or an IM client would read it as a template."""
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, str) and any(mark in item for mark in _TEMPLATE_MARKS):
+            raise ValueError(f"contains one of {' '.join(_TEMPLATE_MARKS)}: nodes would expand it")
+        if isinstance(item, str) and not item.isprintable():
+            raise ValueError("contains a line break or another control character")
+    return value
+
+
+Duration = Annotated[
+    int,
+    BeforeValidator(parse_duration),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["90s", "20m", "4h", "1h30m"]}),
+]
+S3Uri = Annotated[str, AfterValidator(s3_uri)]
+RelativePath = Annotated[str, AfterValidator(_relative_path)]
+
+
+class Model(BaseModel):
+    """What all parts of the job file share: frozen, unknown keys refused, defaults validated."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class GitSource:
+    """Where a program lives in Git; `ref` is empty for the repository's default branch."""
+
+    url: str
+    ref: str
+
+
+def parse_git(program: str) -> GitSource:
+    """The parts of `git+URL[@ref]`. Raises ValueError when it has another form."""
+    match = _GIT.fullmatch(program)
+    if not match:
+        raise ValueError(
+            "write builtin:NAME, or git+https://host/repository[@branch, tag or commit]"
+        )
+    host = match["url"].partition("://")[2].partition("/")[0]
+    if ":" in host.rpartition("@")[0]:
+        raise ValueError("has a password in its URL, which would be written into the RADL")
+    return GitSource(match["url"], match["ref"] or "")
+
+
+# --- the job file -----------------------------------------------------------------------------
+
+
+class NodeGroup(Model):
+    """The nodes of one kind."""
+
+    count: int = Field(ge=1)
+    """How many nodes."""
+    instance: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
+    """Instance type of the cloud; the cloud's default when empty. CLOUD=local has none."""
+    spot: bool = False
+    """Take interruptible capacity where the cloud sells it."""
+
+
+class ParameterServers(NodeGroup):
+    """The parameter servers; the first one also runs the HDFS NameNode."""
+
+    count: int = Field(default=1, ge=1)
+    """How many parameter servers."""
+
+
+class Workers(NodeGroup):
+    """The trainers; the first one is the chief, and evaluates."""
+
+    count: int = Field(default=2, ge=1)
+    """How many workers, the chief included."""
+
+
+class Nodes(Model):
+    """The machines of the cluster."""
+
+    ps: ParameterServers = ParameterServers()
+    """The parameter servers."""
+    worker: Workers = Workers()
+    """The workers."""
+
+
+class Trainer(Model):
+    """What trains, and how long."""
+
+    engine: Annotated[
+        str, BeforeValidator(_engine), Field(json_schema_extra={"enum": [ENGINE]})
+    ] = ENGINE
+    """How tasks find each other and share the model: `estimator` (TensorFlow 2.15 Estimator)."""
+    mode: Literal["async", "sync"] = "async"
+    """`async`: each worker updates the parameter servers alone; `sync`: all average first."""
+    program: str = "builtin:cifar10"
+    """`builtin:NAME`, or `git+https://host/repository[@ref]`."""
+    directory: RelativePath = "."
+    """Directory inside the Git repository where the program runs."""
+    entrypoint: RelativePath | None = None
+    """Python file to run, seen from `directory`; needed with a Git repository."""
+    steps: int = Field(default=1600, ge=1)
+    """Global steps: all workers together, so samples seen do not depend on their number."""
+    args: Annotated[dict[str, Any], WithJsonSchema(_ARGS_SCHEMA)] = Field(default_factory=dict)
+    """Further arguments: `key_name: value` becomes `--key-name value`, true becomes the bare flag,
+    a list repeats the flag. `batch_size` also turns steps into samples (128 when absent)."""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples per step and worker."""
+        value = self.args.get("batch_size", 128)
+        return value if isinstance(value, int) else 128
+
+    @field_validator("program")
+    @classmethod
+    def _known_form(cls, program: str) -> str:
+        name = program.removeprefix("builtin:")
+        if program.startswith("builtin:"):
+            if not re.fullmatch(r"[a-z0-9_]+", name):
+                raise ValueError("write builtin:NAME, NAME in a-z, 0-9 and _")
+        else:
+            parse_git(program)
+        return str(_plain(program))
+
+    @field_validator("args")
+    @classmethod
+    def _safe_arguments(cls, args: dict[str, Any]) -> dict[str, Any]:
+        for key, value in args.items():
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", key):
+                raise ValueError(f"{key!r} is not an argument's name: use letters, digits, _ and -")
+            if not all(
+                isinstance(x, Scalar) for x in (value if isinstance(value, list) else [value])
+            ):
+                raise ValueError(f"{key!r} must be text, a number, true, false or a list of these")
+            _plain(value)
+        batch = args.get("batch_size", 1)
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise ValueError(f"batch_size is {batch!r}: write a whole number above 0")
+        return args
+
+    @model_validator(mode="after")
+    def _entrypoint_goes_with_git(self) -> Trainer:
+        if self.program.startswith("git+") and self.entrypoint is None:
+            raise ValueError("entrypoint is missing: name the Python file that the program starts")
+        if self.program.startswith("builtin:") and self.entrypoint is not None:
+            raise ValueError(
+                "entrypoint goes with a Git repository: remove it for a built-in program"
+            )
+        return self
+
+
+class Data(Model):
+    """The training data."""
+
+    source: Annotated[str, AfterValidator(_data_source)] = "datasets/fashion-mnist/"
+    """`s3://bucket/prefix/`, or a prefix in the bucket of `model.destination`. It holds a
+    manifest.json, written by `mayfly data put`."""
+    format: Literal["tfrecord"] = "tfrecord"
+    """How the data lies there; `mayfly data put` converts to tfrecord."""
+
+
+class ModelOutput(Model):
+    """Where the trained model goes."""
+
+    destination: S3Uri | None = None
+    """`s3://bucket/prefix/`; the run gets a directory of its own below it. CLOUD=local has one."""
+
+
+class Budget(Model):
+    """An amount of money."""
+
+    amount: float = Field(gt=0)
+    """How much."""
+    currency: str = Field(pattern=r"^[A-Z]{3}$")
+    """ISO 4217 code."""
+
+    def __str__(self) -> str:
+        """As it is written in a job file: `5 USD`."""
+        return f"{self.amount:g} {self.currency}"
+
+
+def parse_budget(value: object) -> object:
+    """`5 USD` as the fields of a Budget; passes a Budget on."""
+    if isinstance(value, Budget):
+        return value
+    match = _BUDGET.fullmatch(str(value).strip())
+    if not match or float(match[1]) <= 0:
+        raise ValueError("write an amount and a currency, such as 5 USD")
+    return {"amount": float(match[1]), "currency": match[2]}
+
+
+class Limits(Model):
+    """What ends a run that does not end by itself."""
+
+    budget: Annotated[
+        Budget | None,
+        BeforeValidator(lambda value: None if value is None else parse_budget(value)),
+        WithJsonSchema({"type": "string", "examples": ["5 USD"]}),
+    ] = None
+    """Most that the run may cost, such as `5 USD`."""
+    max_duration: Duration = 4 * 3600
+    """Longest time that training may take, such as `4h`; in seconds once parsed."""
+    idle: Duration = 20 * 60
+    """Time without progress after which a run counts as stuck, such as `20m`; in seconds."""
+
+
+class ClusterSpec(Model):
+    """One run, as the user wants it."""
+
+    name: str = Field(default="mayfly", pattern=r"^[a-z][a-z0-9-]*$", max_length=29)
+    """What the run is called; its identifier starts with it."""
+    cloud: str
+    """Where the nodes are made: a file in radl/clouds/."""
+    region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
+    """Region of the cloud; the cloud's default when empty."""
+    nodes: Nodes = Nodes()
+    """The machines."""
+    trainer: Trainer = Trainer()
+    """What trains."""
+    data: Data = Data()
+    """The training data."""
+    store: Literal["hdfs"] = "hdfs"
+    """The shared file system of the nodes."""
+    model: ModelOutput = ModelOutput()
+    """Where the result goes."""
+    limits: Limits = Limits()
+    """What ends the run."""
+    tensorboard: bool = True
+    """Run TensorBoard on the chief, reached by `mayfly tensorboard`."""
+
+    def count(self, group: str) -> int:
+        """How many nodes the group `ps` or `worker` has."""
+        return self.nodes.ps.count if group == "ps" else self.nodes.worker.count
+
+    def in_bucket(self, default_bucket: str | None) -> ClusterSpec:
+        """The spec with full S3 URIs: `default_bucket` fills an empty destination, and a relative
+        data source is looked up in the destination's bucket. Raises UserError without a bucket."""
+        destination = self.model.destination
+        if destination is None and default_bucket is None:
+            raise UserError(
+                f"no bucket for the model: cloud {self.cloud!r} has no default",
+                "give --bucket NAME, model.destination in the job file, or MAYFLY_BUCKET",
+            )
+        destination = destination or s3_uri(str(default_bucket))
+        bucket, _ = split_s3_uri(destination)
+        source = self.data.source
+        if "://" not in source:
+            source = f"s3://{bucket}/{source}"
+        return self.model_copy(
+            update={
+                "data": self.data.model_copy(update={"source": source}),
+                "model": self.model.model_copy(update={"destination": destination}),
+            }
+        )
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a job file, for editors."""
+    return ClusterSpec.model_json_schema()
+
+
+# --- loading ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Settings from one place; `origin` says in an error where a value came from."""
+
+    origin: str
+    values: dict[str, Any]
+
+
+def load_spec(
+    file: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, str]
+) -> ClusterSpec:
+    """The validated spec of a run: `overrides` (flags) over `file` over `environ` over defaults.
+
+    `overrides` maps short names (`workers`) or dotted keys (`trainer.args.batch_size`) to values;
+    None means not given. Without a file, training/jobs/default.yml stands for the defaults.
+    Raises UserError for the first thing that is wrong.
+    """
+    environment = Layer("the environment", expand(environment_settings(environ)))
+    flags = Layer("the command line", expand(overrides))
+    if file is None:
+        layers = [Layer("the default job", read_job(DEFAULT_JOB)), environment, flags]
+    else:
+        layers = [environment, Layer(str(file), read_job(file)), flags]
+    return validate(merge(layers), layers)
+
+
+def merge(layers: list[Layer]) -> dict[str, Any]:
+    """The layers' settings as one mapping; later layers win, mappings merge key by key."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        result = _merged(result, layer.values)
+    return result
+
+
+def validate(values: dict[str, Any], layers: list[Layer]) -> ClusterSpec:
+    """`values` as a ClusterSpec. Raises UserError that names key, value, origin and remedy."""
+    try:
+        return ClusterSpec.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error, layers) from None
+
+
+def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Short names and dotted keys as nested mappings; settings that are None are left out."""
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        if value is None:
+            continue
+        *parents, last = SHORT_NAMES.get(name, name).split(".")
+        place = result
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise UserError(f"{name}: {parent!r} is set twice", "set it once")
+        place[last] = value
+    return result
+
+
+def environment_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings that MAYFLY_<NAME> variables give, such as MAYFLY_BUCKET."""
+    pairs = ((name, environ.get(f"MAYFLY_{name.upper()}", "")) for name in SHORT_NAMES)
+    return {name: value for name, value in pairs if value}
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`key=value` of a --set flag; the value is read as YAML. Raises UserError."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UserError(f"--set {text!r} is not key=value", "write --set trainer.steps=2000")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise UserError(f"--set {key}: {value!r} is not YAML", "quote the value") from None
+    if parsed is None:
+        raise UserError(f"--set {key} has no value", "write --set trainer.steps=2000")
+    return key, parsed
+
+
+def read_job(file: Path) -> dict[str, Any]:
+    """The job file's content as written. Raises UserError when it cannot be read as a mapping."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"cannot read the job file {file}: {error.strerror}",
+            "give the path of a job file, or none for the default job",
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}, line {mark.line + 1}" if mark else str(file)
+        problem = getattr(error, "problem", None) or "not UTF-8 text"
+        raise UserError(f"{where} is not YAML: {problem}", "correct it there") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UserError(f"{file} is not a job file: it is not a mapping", "see mayfly schema")
+    return content
+
+
+def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    result = dict(low)
+    for key, value in high.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+_MISSING = {
+    "cloud": "choose one with --cloud, CLOUD=, MAYFLY_CLOUD or in the job file: local",
+}
+_HINTS = {
+    "nodes.worker.count": "training needs at least one worker",
+    "nodes.ps.count": "the estimator engine needs at least one parameter server",
+    "trainer.steps": "give the number of global steps",
+    "name": "use a-z, 0-9 and -, a letter first, 29 at most",
+}
+_TYPES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "greater_than_equal": lambda ctx: f"must be {ctx['ge']} or more",
+    "int_parsing": lambda _: "must be a whole number",
+    "int_type": lambda _: "must be a whole number",
+    "int_from_float": lambda _: "must be a whole number",
+    "bool_parsing": lambda _: "must be true or false",
+    "model_type": lambda _: "must be a mapping of keys",
+    "dict_type": lambda _: "must be a mapping of keys",
+    "string_type": lambda _: "must be text",
+    "string_pattern_mismatch": lambda _: "has characters that are not allowed",
+    "string_too_long": lambda ctx: f"must have {ctx['max_length']} characters at most",
+    "literal_error": lambda ctx: f"must be {ctx['expected']}",
+}
+
+
+def _explain(error: ValidationError, layers: list[Layer]) -> UserError:
+    """The first of the validation errors, unknown keys before others, as one line."""
+    errors = error.errors(include_url=False)
+    first = min(errors, key=lambda item: item["type"] != "extra_forbidden")
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(path)
+    origin = _origin(path, layers)
+    if first["type"] == "extra_forbidden":
+        return _unknown_key(path, origin)
+    if first["type"] == "missing":
+        return UserError(f"{key} is not set", _MISSING.get(key, "add it to the job file"))
+    context = first.get("ctx", {})
+    if first["type"] == "value_error":
+        problem = str(context["error"])
+    else:
+        problem = _TYPES.get(first["type"], lambda _: first["msg"])(context)
+    shown = _URL_PASSWORD.sub("…@", repr(first["input"]))
+    value = "" if isinstance(first["input"], dict) else f" is {shown}"
+    hint = ": ".join(filter(None, (problem, _HINTS.get(key))))
+    return UserError(f"{key}{value}{origin}", hint)
+
+
+def _unknown_key(path: list[str], origin: str) -> UserError:
+    *parents, key = path
+    known = _known_keys(parents)
+    place = f" in {'.'.join(parents)}" if parents else ""
+    guess = nearest(key, known)
+    advice = f"did you mean {guess!r}?" if guess else f"known keys: {', '.join(known)}"
+    return UserError(f"unknown key {key!r}{place}{origin}", advice)
+
+
+def _known_keys(parents: list[str]) -> list[str]:
+    model: type[BaseModel] = ClusterSpec
+    for name in parents:
+        annotation = model.model_fields[name].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return sorted(model.model_fields)
+
+
+def _origin(path: list[str], layers: list[Layer]) -> str:
+    for layer in reversed(layers):
+        place: Any = layer.values
+        for name in path:
+            place = place.get(name, _origin) if isinstance(place, dict) else _origin
+        if place is not _origin:
+            return f" (from {layer.origin})"
+    return ""
