@@ -176,6 +176,6 @@ def _entry(item: Any) -> Entry:
 def _safe_path(path: Any) -> str:
     if isinstance(path, str) and path.isprintable() and "\\" not in path and path != NAME:
         pure = PurePosixPath(path)
-        if path and not pure.is_absolute() and ".." not in pure.parts and str(pure) == path:
+        if pure.parts and not pure.is_absolute() and ".." not in pure.parts and str(pure) == path:
             return path
     raise BadManifest(f"path not allowed: {path!r} — it must be relative, without '..'")

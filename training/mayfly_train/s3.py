@@ -6,6 +6,7 @@ a 0600 file, never from a command line, and no message or repr shows them.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
@@ -29,7 +30,9 @@ from botocore.exceptions import (
 from mayfly_train.errors import BadInput, NodeError
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3 import S3Client as S3Client
+else:
+    S3Client = Any
 
 CHUNK_BYTES = 4 << 20
 _STREAM_RETRIES = 5
@@ -119,6 +122,18 @@ def parse_env_file(text: str) -> dict[str, str]:
             value = value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
         variables[name.strip()] = value
     return variables
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The argument that says where the keys are; a key itself is never an argument."""
+    parser.add_argument("--env-file", type=Path, help="file of AWS_* lines (default: environment)")
+
+
+def settings_from(args: argparse.Namespace) -> S3Settings:
+    """Settings from --env-file, or from the environment."""
+    if args.env_file:
+        return S3Settings.from_file(args.env_file)
+    return S3Settings.from_environ(os.environ)
 
 
 def parse_uri(uri: str) -> S3Uri:
