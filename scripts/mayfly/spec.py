@@ -535,7 +535,8 @@ def _explain(error: ValidationError, layers: list[Layer]) -> UserError:
     if first["type"] == "value_error":
         problem = str(context["error"])
     else:
-        problem = _TYPES.get(first["type"], lambda _: first["msg"])(context)
+        describe = _TYPES.get(first["type"])
+        problem = describe(context) if describe else first["msg"]
     shown = _URL_PASSWORD.sub("…@", repr(first["input"]))
     value = "" if isinstance(first["input"], dict) else f" is {shown}"
     hint = ": ".join(filter(None, (problem, _HINTS.get(key))))

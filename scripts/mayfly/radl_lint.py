@@ -1,0 +1,181 @@
+"""What is wrong with a RADL file, by line: what the real parser says, and what it lets pass.
+
+The parser (PyPI's RADL, the one that IM uses) accepts some texts that fail much later or do
+nothing at all. Each check here is one such trap.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import yaml
+from radl.radl import RADLParseException
+from radl.radl_parse import parse_radl
+
+_OUTPORTS = re.compile(r"outports\s*=\s*'([^']*)'")
+_CONTAINS = re.compile(r"contains\s*\(([^()]*)\)")
+_QUOTED = re.compile(r"'(?:[^\\']|\\.)*'")
+_SENTENCE = re.compile(r"^\s*(network|system|configure)\s+([A-Za-z_.][\w.-]*)")
+_CONTEXT = re.compile(r"\bsystem\s+([A-Za-z_.][\w.-]*)\s+configure\s+([A-Za-z_.][\w.-]*)")
+_DEPLOY = re.compile(r"^\s*deploy\s+([A-Za-z_.][\w.-]*)\s+(\d+)")
+_PARSER_LINE = re.compile(r"^Line \d+: ")
+_IM_ADDS = ("hosts", "become", "gather_facts")
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """One thing that is wrong."""
+
+    line: int
+    """Line in the file, from 1; 0 when it is not known."""
+    message: str
+    """What is wrong, and what to write instead."""
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.message}"
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """The lines between @begin and @end, and where the first one stands."""
+
+    start: int
+    lines: tuple[str, ...]
+
+
+def lint(text: str) -> list[Finding]:
+    """All findings in a RADL text, in order of lines; empty when IM would take it."""
+    outside, recipes = _split(text)
+    found = {
+        *_outports(outside),
+        *_contains(outside),
+        *_old_applications(outside),
+        *_unknown_names(outside),
+        *_after_end(text.splitlines()),
+        *(finding for recipe in recipes for finding in _recipe(recipe)),
+    }
+    # The parser stops at its first error, which often is a consequence of one found above.
+    return sorted(found) or _parser(text)
+
+
+def _split(text: str) -> tuple[list[str], list[_Recipe]]:
+    """The lines outside of recipes (others blank, comments removed), and the recipes."""
+    outside: list[str] = []
+    recipes: list[_Recipe] = []
+    body: list[str] | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if body is None:
+            outside.append("" if line.lstrip().startswith("#") else line)
+            if line.strip() == "@begin":
+                body = []
+        elif line.startswith("@end"):
+            recipes.append(_Recipe(number - len(body), tuple(body)))
+            outside.append("")
+            body = None
+        else:
+            body.append(line)
+            outside.append("")
+    return outside, recipes
+
+
+def _outports(lines: list[str]) -> Iterator[Finding]:
+    for number, line in enumerate(lines, start=1):
+        for match in _OUTPORTS.finditer(line):
+            value = match[1]
+            if re.search(r"\s", value):
+                yield Finding(number, f"blank in outports '{value}' — write '22/tcp,80/tcp'")
+            # What stands before a dash may be a CIDR, whose numbers are no ports.
+            without_networks = re.sub(r"\d+(?:\.\d+){3}/\d+", "", value)
+            for port in re.findall(r"\d+", without_networks):
+                if not 1 <= int(port) <= _HIGHEST_PORT:
+                    yield Finding(number, f"port {port} does not exist — use 1 to {_HIGHEST_PORT}")
+
+
+def _contains(lines: list[str]) -> Iterator[Finding]:
+    text = "\n".join(lines)
+    for match in _CONTAINS.finditer(text):
+        if "," in _QUOTED.sub("", match[1]):
+            number = text.count("\n", 0, match.start()) + 1
+            yield Finding(number, "comma in contains (…) — write (name='x' and version='1')")
+
+
+def _old_applications(lines: list[str]) -> Iterator[Finding]:
+    for number, line in enumerate(lines, start=1):
+        if "'ansible.modules." in line:
+            yield Finding(
+                number,
+                "ansible.modules.… installs nothing since IM 1.14 — "
+                "write ansible.roles.… or ansible.collections.…",
+            )
+
+
+def _unknown_names(lines: list[str]) -> Iterator[Finding]:
+    known: dict[str, set[str]] = {"network": set(), "system": set(), "configure": set()}
+    for line in lines:
+        match = _SENTENCE.match(line)
+        if match and not _CONTEXT.search(line):
+            known[match[1]].add(match[2])
+    for number, line in enumerate(lines, start=1):
+        uses = [("system", m[1]) for m in _DEPLOY.finditer(line)]
+        for match in _CONTEXT.finditer(line):
+            uses += [("system", match[1]), ("configure", match[2])]
+        for match in re.finditer(r"\.connection\s*=\s*'([^']*)'", line):
+            uses.append(("network", match[1]))
+        for kind, name in uses:
+            if name not in known[kind]:
+                names = ", ".join(sorted(known[kind])) or "none"
+                yield Finding(number, f"unknown {kind} {name!r} — defined here: {names}")
+
+
+def _after_end(lines: list[str]) -> Iterator[Finding]:
+    """A recipe's line that starts with @end closes the block: what follows must be `)`."""
+    inside = False
+    for number, line in enumerate(lines, start=1):
+        if not inside:
+            inside = line.strip() == "@begin"
+            continue
+        if line.startswith("@end"):
+            inside = False
+            rest = [line.removeprefix("@end"), *lines[number:]]
+            following = next((part.strip() for part in rest if part.strip()), "")
+            if not following.startswith(")"):
+                yield Finding(number, "a line that starts with @end ends the recipe — indent it")
+                return
+    if inside:
+        yield Finding(len(lines), "a recipe has no @end — put @end alone on a line")
+
+
+def _recipe(recipe: _Recipe) -> Iterator[Finding]:
+    try:
+        content = yaml.safe_load("\n".join(recipe.lines))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or "cannot be parsed"
+        yield Finding(recipe.start + (mark.line if mark else 0), f"not YAML: {problem}")
+        return
+    for play in content if isinstance(content, list) else []:
+        for key in play if isinstance(play, dict) else []:
+            line = _line_of(key, recipe)
+            if key in _IM_ADDS:
+                yield Finding(line, f"{key} in a configure block: IM adds its own — remove it")
+            elif str(key).endswith("import_playbook"):
+                yield Finding(line, "import_playbook in a configure block — put the plays there")
+
+
+def _line_of(key: str, recipe: _Recipe) -> int:
+    pattern = re.compile(rf"^\s*(?:-\s+)?{re.escape(key)}\s*:")
+    hits = (n for n, line in enumerate(recipe.lines) if pattern.match(line))
+    return recipe.start + next(hits, 0)
+
+
+def _parser(text: str) -> list[Finding]:
+    """What the real parser and its checks say."""
+    try:
+        parse_radl(text).check()
+    except RADLParseException as error:
+        message = _PARSER_LINE.sub("", " ".join(str(error).split()))
+        return [Finding(error.line or 0, message)]
+    return []

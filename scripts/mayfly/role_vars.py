@@ -1,0 +1,70 @@
+"""What the job file decides about the roles: one mapping, and each block's share of it.
+
+Only what a job or a cloud decides is here; all else is the roles' own defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mayfly import inputs
+from mayfly.run import Run
+from mayfly.spec import ClusterSpec, parse_git
+
+
+def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
+    """The roles' variables for a run, by their full names; secrets are `@input.…@` placeholders."""
+    return {
+        "dataset_source": spec.data.source,
+        **_s3("dataset", run),
+        **_trainer(spec, run),
+        "model_export_run_uri": run.uri(spec),
+        **_s3("model_export", run),
+    }
+
+
+def share(variables: dict[str, Any], roles: Iterable[str]) -> dict[str, Any]:
+    """The variables whose names begin with the name of one of the roles, in their order."""
+    prefixes = tuple(f"{role}_" for role in roles)
+    return {name: value for name, value in variables.items() if name.startswith(prefixes)}
+
+
+def _trainer(spec: ClusterSpec, run: Run) -> dict[str, Any]:
+    trainer = spec.trainer
+    return {
+        "trainer_run": run.id,
+        "trainer_run_uri": run.uri(spec),
+        "trainer_engine": trainer.engine,
+        "trainer_mode": trainer.mode,
+        "trainer_steps": trainer.steps,
+        "trainer_batch_size": trainer.batch_size,
+        **_program(spec),
+        "trainer_args": trainer.args,
+        "trainer_max_duration_s": spec.limits.max_duration,
+        "trainer_tensorboard": spec.tensorboard,
+    }
+
+
+def _program(spec: ClusterSpec) -> dict[str, Any]:
+    trainer = spec.trainer
+    if trainer.program.startswith("builtin:"):
+        return {"trainer_program": trainer.program}
+    source = parse_git(trainer.program)
+    return {
+        "trainer_program": f"git+{source.url}" + (f"@{source.ref}" if source.ref else ""),
+        "trainer_directory": trainer.directory,
+        "trainer_entrypoint": trainer.entrypoint,
+    }
+
+
+def _s3(role: str, run: Run) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "s3_endpoint": run.s3_endpoint or "",
+        "s3_region": run.s3_region,
+        "s3_access_key_id": inputs.placeholder(inputs.S3_ACCESS_KEY_ID),
+        "s3_secret_access_key": inputs.placeholder(inputs.S3_SECRET_ACCESS_KEY),
+    }
+    if run.session_token:
+        settings["s3_session_token"] = inputs.placeholder(inputs.S3_SESSION_TOKEN)
+    return {f"{role}_{name}": value for name, value in settings.items()}
