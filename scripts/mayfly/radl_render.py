@@ -100,4 +100,4 @@ def _recipe(play: GroupPlay, variables: dict[str, Any]) -> str:
     settings = {**share(variables, play.role_names), **play.variables}
     if settings:
         content["vars"] = settings
-    return yaml.safe_dump([content], sort_keys=False, allow_unicode=True, width=1000)
+    return yaml.safe_dump([content], sort_keys=False, width=1000)

@@ -1,0 +1,60 @@
+"""What scripts/render_radl.py runs: a job file in, RADL on standard output, no service needed.
+
+`mayfly plan` does the same with the image, roles and S3 service that the platform has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from mayfly.clouds import load_job
+from mayfly.collection import galaxy_version
+from mayfly.errors import MayflyError, UserError
+from mayfly.radl_render import render
+from mayfly.run import Run, new_run_id
+from mayfly.spec import parse_assignment
+from mayfly.steps import load_stages
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the RADL, or one line about what is wrong; the process's exit code."""
+    try:
+        print(_rendered(_parser().parse_args(arguments)), end="")
+    except MayflyError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="render_radl.py", description=__doc__.splitlines()[0])
+    parser.add_argument("job", nargs="?", type=Path, help="job file (default: the default job)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--image", help="IM's image URL (default: the cloud's)")
+    parser.add_argument("--collection", help="tarball URL or name,version (default: the release)")
+    parser.add_argument("--s3-endpoint", help="S3 service as nodes reach it (default: Amazon's)")
+    parser.add_argument("--s3-region", default="us-east-1")
+    return parser
+
+
+def _rendered(options: argparse.Namespace) -> str:
+    overrides = dict(parse_assignment(text) for text in options.set)
+    spec, profile = load_job(options.job, overrides, os.environ)
+    image = options.image or profile.image
+    if image is None:
+        raise UserError(f"cloud {profile.name!r} has no image of its own", "give --image URL")
+    run = Run(
+        id=new_run_id(spec.name),
+        image=image,
+        collection=options.collection or galaxy_version(),
+        s3_endpoint=options.s3_endpoint,
+        s3_region=options.s3_region,
+    )
+    return render(spec, profile, run, load_stages())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
