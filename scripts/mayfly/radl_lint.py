@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import yaml
 from radl.radl import RADLParseException
 from radl.radl_parse import parse_radl
+
+from mayfly.errors import UserError
 
 _OUTPORTS = re.compile(r"outports\s*=\s*'([^']*)'")
 _CONTAINS = re.compile(r"contains\s*\(([^()]*)\)")
@@ -59,6 +62,15 @@ def lint(text: str) -> list[Finding]:
     }
     # The parser stops at its first error, which often is a consequence of one found above.
     return sorted(found) or _parser(text)
+
+
+def lint_file(path: Path) -> list[Finding]:
+    """All findings in a RADL file. Raises UserError when it cannot be read."""
+    try:
+        return lint(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"cannot read {path}: {cause}", "give the path of a RADL file") from None
 
 
 def _split(text: str) -> tuple[list[str], list[_Recipe]]:

@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="render_radl.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="render_radl.py", description="Print the RADL of a job.")
     parser.add_argument("job", nargs="?", type=Path, help="job file (default: the default job)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--image", help="IM's image URL (default: the cloud's)")

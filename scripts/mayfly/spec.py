@@ -58,9 +58,12 @@ _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Z]{3})")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[A-Za-z0-9._=+/-]*")
-_GIT = re.compile(r"git\+(?P<url>(?:https?|ssh|git|file)://[^\s'\"]+?)(?:@(?P<ref>[\w][\w./-]*))?")
+_GIT = re.compile(
+    r"git\+(?P<url>(?P<scheme>https?|ssh|git|file)://(?:(?P<user>[^\s'\"/@]+)@)?[^\s'\"/@]*/[^\s'\"@]+)"
+    r"(?:@(?P<ref>\w[\w./-]*))?"
+)
 _TEMPLATE_MARKS = ("{{", "{%", "{#", "@input.")
-_URL_PASSWORD = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
+_URL_USER = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -123,9 +126,9 @@ def _engine(value: object) -> object:
     if value in LATER_ENGINES:
         raise ValueError(f"is planned but not in this version; use {ENGINE}")
     if value != ENGINE:
-        guess = nearest(str(value), (ENGINE, *LATER_ENGINES))
-        known = ", ".join((ENGINE, *LATER_ENGINES))
-        raise ValueError(f"did you mean {guess!r}?" if guess else f"known engines: {known}")
+        known = (ENGINE, *LATER_ENGINES)
+        guess = nearest(str(value), known)
+        raise ValueError(f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}")
     return value
 
 
@@ -169,9 +172,9 @@ def parse_git(program: str) -> GitSource:
         raise ValueError(
             "write builtin:NAME, or git+https://host/repository[@branch, tag or commit]"
         )
-    host = match["url"].partition("://")[2].partition("/")[0]
-    if ":" in host.rpartition("@")[0]:
-        raise ValueError("has a password in its URL, which would be written into the RADL")
+    user = match["user"]
+    if user and (match["scheme"] != "ssh" or ":" in user):
+        raise ValueError("has credentials in its URL, which would be written into the RADL")
     return GitSource(match["url"], match["ref"] or "")
 
 
@@ -308,8 +311,8 @@ class Budget(Model):
 
 
 def parse_budget(value: object) -> object:
-    """`5 USD` as the fields of a Budget; passes a Budget on."""
-    if isinstance(value, Budget):
+    """`5 USD` as the fields of a Budget; passes on what has its fields already."""
+    if isinstance(value, Budget | Mapping):
         return value
     match = _BUDGET.fullmatch(str(value).strip())
     if not match or float(match[1]) <= 0:
@@ -537,7 +540,7 @@ def _explain(error: ValidationError, layers: list[Layer]) -> UserError:
     else:
         describe = _TYPES.get(first["type"])
         problem = describe(context) if describe else first["msg"]
-    shown = _URL_PASSWORD.sub("…@", repr(first["input"]))
+    shown = _URL_USER.sub("…@", repr(first["input"]))
     value = "" if isinstance(first["input"], dict) else f" is {shown}"
     hint = ": ".join(filter(None, (problem, _HINTS.get(key))))
     return UserError(f"{key}{value}{origin}", hint)
