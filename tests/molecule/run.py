@@ -1,0 +1,107 @@
+"""Run the roles' molecule scenarios on the local platform's node image, one after another.
+
+Usage: run.py [--all] [--keep] [ROLE | ROLE/SCENARIO ...]
+
+Without arguments the `default` scenario of every role. The engine and the image are those of
+`mayfly local up`, unless DOCKER_HOST and MAYFLY_NODE_IMAGE name others. Ends with a table of times;
+exit status 1 when a scenario failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = ROOT / "tests/molecule/base.yml"
+NETWORK = "mayfly-molecule"
+
+
+def main() -> int:
+    """Run what was asked for; 0 when every scenario passed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="every scenario, not only default")
+    parser.add_argument("--keep", action="store_true", help="converge and verify, keep the nodes")
+    parser.add_argument("names", nargs="*", metavar="ROLE[/SCENARIO]")
+    options = parser.parse_args()
+    chosen = scenarios(options.names, every=options.all)
+    environment = environment_of_molecule()
+    docker(environment, "network", "create", NETWORK)
+    try:
+        results = {name: run(name, environment, keep=options.keep) for name in chosen}
+    finally:
+        if not options.keep:
+            docker(environment, "network", "rm", NETWORK)
+    for name, (passed, seconds) in results.items():
+        print(f"{name:32} {'passed' if passed else 'FAILED'} {seconds:6.1f} s")
+    failed = [name for name, (passed, _) in results.items() if not passed]
+    print(f"{len(results) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+def scenarios(names: list[str], every: bool) -> list[str]:
+    """The scenarios as `role/scenario`, sorted; exits when a name is unknown."""
+    known = sorted(
+        f"{path.parents[2].name}/{path.parent.name}"
+        for path in ROOT.glob("roles/*/molecule/*/molecule.yml")
+    )
+    chosen: list[str] = []
+    for name in names or sorted({scenario.split("/")[0] for scenario in known}):
+        only = name if "/" in name else f"{name}/default"
+        matches = [s for s in known if s.startswith(f"{name}/")] if every else [only]
+        if not set(matches) <= set(known) or not matches:
+            sys.exit(f"unknown scenario {name!r} (known: {', '.join(known)})")
+        chosen += matches
+    return chosen
+
+
+def environment_of_molecule() -> dict[str, str]:
+    """Variables for molecule: engine, image, network, and only this checkout's collection."""
+    scripts = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".ansible/collections"),
+        "ANSIBLE_HOME": str(ROOT / ".ansible"),
+        "ANSIBLE_FORCE_COLOR": "0",
+        "MAYFLY_MOLECULE_NETWORK": NETWORK,
+    }
+    if not {"DOCKER_HOST", "MAYFLY_NODE_IMAGE"} <= environment.keys():
+        platform = start_platform()
+        environment |= {"DOCKER_HOST": platform[0], "MAYFLY_NODE_IMAGE": platform[1]}
+    return environment
+
+
+def start_platform() -> tuple[str, str]:
+    """Engine address and node image of the local platform, started when it was not running."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from mayfly.local import platform  # noqa: PLC0415 - only where no other engine is named
+
+    started = platform.up(lambda message: print(message, file=sys.stderr, flush=True))
+    return started.docker_host, started.image
+
+
+def run(name: str, environment: dict[str, str], keep: bool) -> tuple[bool, float]:
+    """Whether the scenario passed, and the seconds that it took."""
+    role, scenario = name.split("/")
+    print(f"\n=== {name} ===", flush=True)
+    start = time.monotonic()
+    passed = True
+    for step in ("converge", "verify") if keep else ("test",):
+        command = ["molecule", "--base-config", str(BASE), step, "--scenario-name", scenario]
+        process = subprocess.run(command, cwd=ROOT / "roles" / role, env=environment)
+        passed = passed and process.returncode == 0
+    return passed, time.monotonic() - start
+
+
+def docker(environment: dict[str, str], *arguments: str) -> None:
+    """Run a docker command whose failure (exists already, is in use) does not matter."""
+    subprocess.run(["docker", *arguments], env=environment, capture_output=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
