@@ -36,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         module = importlib.import_module(COMMANDS[name][0])
         module.add_arguments(commands[name])
     args = parser.parse_args(words)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)  # libraries: warnings only
+    logging.getLogger("mayfly_train").setLevel(logging.INFO)
     try:
         return int(module.run(args)) if module else 2
     except NodeError as error:

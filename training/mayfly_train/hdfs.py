@@ -22,7 +22,7 @@ from hdfs.util import HdfsError
 from mayfly_train.errors import NodeError
 
 CHUNK_BYTES = 4 << 20
-_PART_SUFFIX = ".part"
+PART_SUFFIX = ".part"
 
 
 class HdfsFailure(NodeError):
@@ -96,7 +96,7 @@ class Hdfs:
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Put a small file in one step: readers see the old content or the new, never a part."""
-        part = f"{path}.{uuid.uuid4().hex[:8]}{_PART_SUFFIX}"
+        part = f"{path}.{uuid.uuid4().hex[:8]}{PART_SUFFIX}"
         with clear_errors(self.http_url, path):
             self.web.write(part, data=data, overwrite=True)
         self.rename(part, path)
@@ -174,6 +174,8 @@ def clear_errors(server: str, path: str) -> Iterator[None]:
         yield
     except NodeError:
         raise
+    except requests.ConnectionError as error:
+        raise HdfsFailure(f"cannot reach HDFS at {server} for {path} — is it running?") from error
     except (HdfsError, requests.RequestException, OSError, RuntimeError) as error:
         first_line = str(error).strip().partition("\n")[0][:300]
         reason = first_line or type(error).__name__

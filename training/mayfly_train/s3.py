@@ -26,6 +26,9 @@ from botocore.exceptions import (
     NoCredentialsError,
     ResponseStreamingError,
 )
+from botocore.exceptions import (
+    ConnectionError as NoConnection,
+)
 
 from mayfly_train.errors import BadInput, NodeError
 
@@ -262,8 +265,8 @@ def clear_errors(uri: S3Uri) -> Iterator[None]:
         raise _from_answer(error, uri) from error
     except NoCredentialsError as error:
         raise S3UserError("no S3 keys — set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from error
-    except HTTPClientError as error:
-        endpoint = getattr(error, "kwargs", {}).get("endpoint_url", "the S3 server")
+    except (NoConnection, HTTPClientError) as error:
+        endpoint = str(error.kwargs.get("endpoint_url", "the S3 server")).partition("?")[0]
         raise S3Error(
             f"cannot reach {endpoint} for {uri} — check the endpoint and network"
         ) from error

@@ -1,0 +1,36 @@
+"""Trying again, with a pause that grows."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from typing import Callable, TypeVar
+
+from mayfly_train.errors import BadInput, NodeError
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+def with_backoff(
+    action: Callable[[int], T],
+    attempts: int = 5,
+    first_pause_s: float = 0.5,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """What `action(attempt)` returns, attempt counting from 0, tried again on a NodeError.
+
+    The user's faults (BadInput) are raised at once, other errors after the last attempt.
+    """
+    for attempt in range(attempts - 1):
+        try:
+            return action(attempt)
+        except BadInput:
+            raise
+        except NodeError as error:
+            # Half of the pause is random, so that nodes that failed together don't return together.
+            pause = first_pause_s * 2**attempt * random.uniform(0.5, 1)
+            log.warning("trying again in %.1f s: %s", pause, error)
+            sleep(pause)
+    return action(attempts - 1)
