@@ -1,0 +1,259 @@
+"""The supervisor with real child processes; HDFS is a directory (FakeBoard)."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from mayfly_train import markers
+from mayfly_train.supervise import (
+    BAD_COMMAND,
+    CHILD_FAILED,
+    OK,
+    TOO_LONG,
+    Settings,
+    Supervisor,
+    child_environment,
+)
+from mayfly_train.topology import parse_task
+
+from tests.unit.train_fakes import FakeBoard, cluster, cluster_running
+
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> FakeBoard:
+    return FakeBoard(tmp_path / "board")
+
+
+def supervisor(tmp_path, board, task, program, grace=0.3, **changes):
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    settings = Settings(
+        grace=dict.fromkeys(("ps", "worker", "evaluator"), grace),
+        kill_after=1.0,
+        heartbeat=0.1,
+        poll=0.05,
+        board_wait=1.0,
+        state_dir=tmp_path / "state",
+        log_dir=tmp_path / "log",
+    )
+    return Supervisor(cluster_running(script, **changes), parse_task(task), board, settings)
+
+
+def heartbeat(board: FakeBoard, task: str) -> dict:
+    return json.loads(board.read(f"{task}.json") or b"{}")
+
+
+def in_background(target) -> tuple[threading.Thread, list[int]]:
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(target.run()))
+    thread.start()
+    return thread, codes
+
+
+def wait_until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead but not yet reaped does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_the_chiefs_success_is_marked_and_told(tmp_path, board):
+    program = (
+        "import json, os, sys\n"
+        "config = json.loads(os.environ['TF_CONFIG'])\n"
+        "print('task', config['task'], sys.argv[1:], file=sys.stderr)\n"
+        "print('INFO:tensorflow:loss = 0.5, step = 1000 (1.0 sec)', file=sys.stderr)\n"
+    )
+    assert supervisor(tmp_path, board, "chief-0", program).run() == OK
+    assert json.loads(board.read("DONE"))["step"] == 1000
+    told = heartbeat(board, "chief-0")
+    assert (told["state"], told["attempt"], told["exit_code"]) == ("succeeded", 1, 0)
+    assert told["progress"]["loss"] == 0.5
+    log = board.read("chief-0.log").decode()
+    assert "'type': 'chief'" in log and "'--train-steps', '1000'" in log
+    assert (tmp_path / "log/chief-0.log").read_text() == log
+
+
+def test_a_workers_success_leaves_no_marker(tmp_path, board):
+    assert supervisor(tmp_path, board, "worker-0", "pass").run() == OK
+    assert "DONE" not in board.names()
+
+
+def test_a_failed_child_fails_the_supervisor_and_attempts_are_counted(tmp_path, board):
+    for attempt in (1, 2):
+        program = "print('loss = 0.5, step = 7')\nraise SystemExit(3)"
+        assert supervisor(tmp_path, board, "chief-0", program).run() == CHILD_FAILED
+        told = heartbeat(board, "chief-0")
+        assert (told["state"], told["attempt"], told["exit_code"]) == ("failed", attempt, 3)
+    assert not {"DONE", "FAILED"} & set(board.names())
+
+
+def test_progress_goes_on_where_the_last_attempt_was(tmp_path, board):
+    restored = "print('Restoring parameters from /m/model.ckpt-200')\nraise SystemExit(1)"
+    for _ in range(2):
+        supervisor(tmp_path, board, "chief-0", restored).run()
+    assert heartbeat(board, "chief-0")["progress"]["restores"] == 2
+
+
+def test_a_usage_error_is_not_retried(tmp_path, board):
+    program = "import argparse\nargparse.ArgumentParser().parse_args()"
+    assert supervisor(tmp_path, board, "chief-0", program).run() == BAD_COMMAND
+
+
+def test_a_child_killed_by_a_signal_has_failed(tmp_path, board):
+    program = "import os\nos.kill(os.getpid(), 9)"
+    assert supervisor(tmp_path, board, "worker-0", program).run() == CHILD_FAILED
+    assert heartbeat(board, "worker-0")["exit_code"] == -9
+
+
+@pytest.mark.parametrize("task", ["ps-0", "worker-0"])
+def test_a_task_is_ended_after_the_chiefs_success(tmp_path, board, task):
+    thread, codes = in_background(supervisor(tmp_path, board, task, SLEEP))
+    wait_until(lambda: heartbeat(board, task).get("state") == "running")
+    board.write("DONE", b"{}")
+    thread.join(30)
+    assert codes == [OK]
+    assert heartbeat(board, task)["state"] == "succeeded"
+
+
+def test_a_worker_may_finish_in_its_grace(tmp_path, board):
+    program = "import sys, time\nprint('up', flush=True)\ntime.sleep(1)\nprint('last word')"
+    thread, codes = in_background(supervisor(tmp_path, board, "worker-0", program, grace=60))
+    wait_until(lambda: heartbeat(board, "worker-0").get("state") == "running")
+    board.write("DONE", b"{}")
+    thread.join(30)
+    assert codes == [OK]
+    assert b"last word" in board.read("worker-0.log")
+
+
+def test_a_worker_that_loses_its_server_at_the_end_has_succeeded(tmp_path, board):
+    program = (
+        "import sys, time\n"
+        f"while not __import__('os').path.exists({str(tmp_path / 'board/DONE')!r}): time.sleep(.05)\n"
+        "sys.exit(1)\n"
+    )
+    thread, codes = in_background(supervisor(tmp_path, board, "worker-0", program, grace=60))
+    wait_until(lambda: heartbeat(board, "worker-0").get("state") == "running")
+    board.write("DONE", b"{}")
+    thread.join(30)
+    assert codes == [OK]
+    assert heartbeat(board, "worker-0")["state"] == "succeeded"
+
+
+def test_an_evaluator_that_fails_at_the_end_is_restarted(tmp_path, board):
+    board.write("DONE", b"{}")
+    result = supervisor(tmp_path, board, "evaluator-0", "raise SystemExit(1)", grace=60).run()
+    assert result == CHILD_FAILED
+
+
+def test_an_evaluator_out_of_time_is_stopped(tmp_path, board):
+    board.write("DONE", b"{}")
+    assert supervisor(tmp_path, board, "evaluator-0", SLEEP).run() == OK
+    assert heartbeat(board, "evaluator-0")["state"] == "stopped"
+
+
+def test_all_tasks_stop_when_the_run_has_failed(tmp_path, board):
+    thread, codes = in_background(supervisor(tmp_path, board, "chief-0", SLEEP))
+    wait_until(lambda: heartbeat(board, "chief-0").get("state") == "running")
+    board.write("FAILED", b"{}")
+    thread.join(30)
+    assert codes == [OK]
+    assert heartbeat(board, "chief-0")["state"] == "stopped"
+    assert "DONE" not in board.names()
+
+
+@pytest.mark.parametrize(("marker", "state"), [("DONE", "succeeded"), ("FAILED", "stopped")])
+def test_a_run_that_is_over_starts_nothing(tmp_path, board, marker, state):
+    board.write(marker, b"{}")
+    program = f"open({str(tmp_path / 'started')!r}, 'w')"
+    assert supervisor(tmp_path, board, "ps-0", program).run() == OK
+    assert heartbeat(board, "ps-0")["state"] == state
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_task_over_max_duration_fails_the_run(tmp_path, board):
+    subject = supervisor(tmp_path, board, "chief-0", SLEEP, max_duration_s=1)
+    assert subject.run() == TOO_LONG
+    failed = json.loads(board.read("FAILED"))
+    assert (failed["task"], failed["node"]) == ("chief-0", "n2")
+    assert "max_duration, 1 s" in failed["message"]
+    assert failed["log_tail"] == ["up"]
+
+
+def test_max_duration_counts_from_the_first_start(tmp_path, board):
+    first = supervisor(tmp_path, board, "chief-0", "raise SystemExit(1)")
+    first.run()
+    state = json.loads(first.state_file.read_text())
+    first.state_file.write_text(json.dumps({**state, "first_start": time.time() - 7200}))
+    assert supervisor(tmp_path, board, "chief-0", SLEEP).run() == TOO_LONG
+
+
+def test_stop_ends_the_whole_group_even_when_it_ignores_sigterm(tmp_path, board):
+    pids = tmp_path / "pids"
+    program = (
+        "import os, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        "time.sleep(600)\n"
+    )
+    subject = supervisor(tmp_path, board, "worker-0", program)
+    thread, codes = in_background(subject)
+    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    subject.stop()
+    thread.join(30)
+    assert codes == [OK]
+    assert heartbeat(board, "worker-0")["state"] == "stopped"
+    group = [int(pid) for pid in pids.read_text().split()]
+    wait_until(lambda: not any(alive(pid) for pid in group))
+
+
+def test_children_of_a_program_that_has_ended_are_killed(tmp_path, board):
+    pid_file = tmp_path / "pid"
+    program = (
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, "
+        "stderr=subprocess.DEVNULL)\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+    )
+    assert supervisor(tmp_path, board, "chief-0", program).run() == OK
+    wait_until(lambda: not alive(int(pid_file.read_text())))
+
+
+def test_the_first_failure_is_kept(board):
+    markers.mark_failed(board, "chief-0", "n2", "first", ["a"])
+    markers.mark_failed(board, "ps-0", "n1", "second")
+    assert markers.read_json(board, "FAILED")["message"] == "first"
+
+
+def test_the_end_of_a_log_starts_with_a_line(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"line {n}\n" for n in range(100)))
+    assert markers.log_end(log, limit=20) == b"line 98\nline 99\n"
+    assert markers.log_tail(log, lines=1) == ["line 99"]
+    assert markers.log_end(tmp_path / "none") == b""
+
+
+def test_the_programs_environment_has_the_cluster_but_no_keys():
+    own = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "x", "PYTHONPATH": "/y", "HOME": os.sep}
+    environment = child_environment(cluster(), parse_task("worker-0"), own)
+    assert environment["CLASSPATH"] == "/a.jar:/b.jar"
+    assert environment["PATH"] == "/bin"
+    assert json.loads(environment["TF_CONFIG"])["task"] == {"type": "worker", "index": 0}
+    assert not {"AWS_SECRET_ACCESS_KEY", "PYTHONPATH"} & environment.keys()

@@ -1,0 +1,128 @@
+"""The topology document and what follows from it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from mayfly_train.cluster import load_cluster, parse_cluster
+from mayfly_train.errors import BadInput
+from mayfly_train.topology import (
+    command,
+    node_of,
+    options,
+    parse_task,
+    placement,
+    tasks_of,
+    tf_config,
+)
+
+from tests.unit.train_fakes import cluster, document
+
+CLUSTER = {
+    "chief": ["10.0.0.2:2222"],
+    "worker": ["10.0.0.3:2222"],
+    "ps": ["10.0.0.1:2222"],
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("ps-0", {"type": "ps", "index": 0}),
+        ("chief-0", {"type": "chief", "index": 0}),
+        ("worker-0", {"type": "worker", "index": 0}),
+        ("evaluator-0", {"type": "evaluator", "index": 0}),
+    ],
+)
+def test_tf_config_has_the_cluster_and_the_task_but_no_evaluator_in_it(task, expected):
+    config = tf_config(cluster(), parse_task(task))
+    assert config["cluster"] == CLUSTER
+    assert config["task"] == expected
+
+
+def test_one_worker_makes_no_worker_job():
+    nodes = {"ps": document()["nodes"]["ps"], "worker": [{"name": "w", "address": "10.0.0.9"}]}
+    config = tf_config(cluster(nodes=nodes), parse_task("chief-0"))
+    assert config["cluster"] == {"ps": ["10.0.0.1:2222"], "chief": ["10.0.0.9:2222"]}
+
+
+def test_each_node_has_its_tasks():
+    assert [str(task) for task in tasks_of(cluster(), "n1")] == ["ps-0"]
+    assert [str(task) for task in tasks_of(cluster(), "n2")] == ["chief-0", "evaluator-0"]
+    assert [str(task) for task in tasks_of(cluster(), "n3")] == ["worker-0"]
+    assert len(placement(cluster())) == 4
+
+
+def test_unknown_node_and_task_are_named():
+    with pytest.raises(BadInput, match="no node 'n9'"):
+        tasks_of(cluster(), "n9")
+    with pytest.raises(BadInput, match="no task worker-1 in this cluster"):
+        node_of(cluster(), parse_task("worker-1"))
+
+
+@pytest.mark.parametrize("text", ["", "chief", "chief-", "master-0", "ps-x", "ps--1"])
+def test_bad_task_names(text):
+    with pytest.raises(BadInput, match="unknown task"):
+        parse_task(text)
+
+
+def test_command_line_of_the_contract():
+    words = command(cluster(mode="sync"))
+    assert words == [
+        "/opt/mayfly/runtime/bin/python",
+        "/opt/p/main.py",
+        "--data-dir",
+        "hdfs://10.0.0.1:9000/mayfly/data",
+        "--job-dir",
+        "hdfs://10.0.0.1:9000/mayfly/demo/model",
+        "--train-steps",
+        "1000",
+        "--sync",
+        "--batch-size",
+        "128",
+    ]
+    assert "--sync" not in command(cluster())
+
+
+def test_options():
+    args = {"a_b": 1, "flag": True, "no": False, "none": None, "many": ["x", 2], "f": 0.5}
+    assert options(args) == ["--a-b", "1", "--flag", "--many", "x", "--many", "2", "--f", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "version is 2"),
+        ({"engine": "horovod"}, "engine is 'horovod'"),
+        ({"mode": "both"}, "mode is 'both' — known here: async, sync"),
+        ({"steps": 0}, "steps is 0"),
+        ({"steps": "many"}, "steps is 'many' — expected int"),
+        ({"steps": True}, "steps is True — expected int"),
+        ({"namenode": {"rpc": "hdfs://x"}}, "namenode.http is missing"),
+        ({"nodes": {"ps": [], "worker": []}}, "nodes.worker is empty"),
+        ({"nodes": {"worker": document()["nodes"]["worker"]}}, "nodes.ps is empty"),
+        ({"nodes": {"ps": [{"name": "n"}], "worker": []}}, "address is missing"),
+        (
+            {"nodes": {"ps": document()["nodes"]["ps"], "worker": document()["nodes"]["ps"]}},
+            "two nodes have one address: 10.0.0.1",
+        ),
+    ],
+)
+def test_a_wrong_document_is_refused_with_its_key(changes, message):
+    with pytest.raises(BadInput, match=message):
+        parse_cluster(document(**changes))
+
+
+def test_load_names_the_file(tmp_path):
+    path = tmp_path / "cluster.json"
+    with pytest.raises(BadInput, match=r"cannot read .*cluster\.json"):
+        load_cluster(path)
+    path.write_text("{")
+    with pytest.raises(BadInput, match=r"cluster\.json is not JSON"):
+        load_cluster(path)
+    path.write_text(json.dumps(document(steps=-1)))
+    with pytest.raises(BadInput, match=r"cluster\.json: steps is -1"):
+        load_cluster(path)
+    path.write_text(json.dumps(document()))
+    assert load_cluster(path).run_uri == "s3://models/demo-261128-120000-ab12"

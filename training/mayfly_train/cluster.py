@@ -1,0 +1,159 @@
+"""The topology document `/etc/mayfly/cluster.json`: read once, checked, and frozen.
+
+Role `trainer` writes it on every node; all that a task needs to know about the cluster is derived
+from it (see `topology`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mayfly_train.errors import BadInput
+
+DEFAULT_PATH = Path("/etc/mayfly/cluster.json")
+VERSION = 1
+ENGINES = ("estimator",)
+MODES = ("async", "sync")
+
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine: its inventory name and the address that the others reach it at."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is trained: the file, the directory it runs in, and its own options.
+
+    `args` maps an option to its value: `batch_size: 64` becomes `--batch-size 64`.
+    """
+
+    path: str
+    directory: str
+    args: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One run on one cluster. Nodes stand in the order that gives tasks their index."""
+
+    run: str
+    run_uri: str
+    mode: str
+    steps: int
+    batch_size: int
+    port: int
+    ps: tuple[Node, ...]
+    workers: tuple[Node, ...]
+    namenode_rpc: str
+    namenode_http: str
+    data_dir: str
+    model_dir: str
+    status_dir: str
+    program: Program
+    python: str
+    environment: Mapping[str, str]
+    max_duration_s: int
+    tensorboard: bool
+
+
+def load_cluster(path: Path = DEFAULT_PATH) -> Cluster:
+    """The cluster in a file. Raises BadInput naming the file and what is wrong with it."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror} — role trainer writes it") from None
+    except ValueError as error:
+        raise BadInput(f"{path} is not JSON: {error} — run role trainer again") from None
+    try:
+        return parse_cluster(document)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def parse_cluster(document: Any) -> Cluster:
+    """The cluster in a parsed document. Raises BadInput naming the key that is wrong."""
+    if _get(document, "version", int) != VERSION:
+        raise BadInput(f"version is {document['version']} — this program reads version {VERSION}")
+    _choice(document, "engine", ENGINES)
+    cluster = Cluster(
+        run=_get(document, "run", str),
+        run_uri=_get(document, "run_uri", str).rstrip("/"),
+        mode=_choice(document, "mode", MODES),
+        steps=_positive(document, "steps"),
+        batch_size=_positive(document, "batch_size"),
+        port=_positive(document, "port"),
+        ps=_nodes(document, "nodes.ps"),
+        workers=_nodes(document, "nodes.worker"),
+        namenode_rpc=_get(document, "namenode.rpc", str),
+        namenode_http=_get(document, "namenode.http", str),
+        data_dir=_get(document, "data_dir", str),
+        model_dir=_get(document, "model_dir", str),
+        status_dir=_get(document, "status_dir", str),
+        program=Program(
+            path=_get(document, "program.path", str),
+            directory=_get(document, "program.directory", str),
+            args=_get(document, "program.args", dict, {}),
+        ),
+        python=_get(document, "python", str),
+        environment={k: str(v) for k, v in _get(document, "environment", dict, {}).items()},
+        max_duration_s=_positive(document, "max_duration_s"),
+        tensorboard=_get(document, "tensorboard", bool, False),
+    )
+    _check_nodes(cluster)
+    return cluster
+
+
+def _check_nodes(cluster: Cluster) -> None:
+    if not cluster.workers:
+        raise BadInput("nodes.worker is empty — training needs at least one worker")
+    if len(cluster.workers) > 1 and not cluster.ps:
+        raise BadInput("nodes.ps is empty — several workers need a parameter server")
+    addresses = [node.address for node in cluster.ps + cluster.workers]
+    twice = sorted({address for address in addresses if addresses.count(address) > 1})
+    if twice:
+        raise BadInput(f"two nodes have one address: {', '.join(twice)} — give each its own")
+
+
+def _nodes(document: Any, key: str) -> tuple[Node, ...]:
+    return tuple(
+        Node(_get(item, "name", str), _get(item, "address", str))
+        for item in _get(document, key, list, [])
+    )
+
+
+def _positive(document: Any, key: str) -> int:
+    value = _get(document, key, int)
+    if value < 1:
+        raise BadInput(f"{key} is {value} — it must be at least 1")
+    return int(value)
+
+
+def _choice(document: Any, key: str, known: tuple[str, ...]) -> str:
+    value = _get(document, key, str)
+    if value not in known:
+        raise BadInput(f"{key} is {value!r} — known here: {', '.join(known)}")
+    return str(value)
+
+
+def _get(document: Any, dotted: str, kind: type, default: Any = _MISSING) -> Any:
+    """The value under a dotted key, of one type; the default when it is not there."""
+    value = document
+    for key in dotted.split("."):
+        value = value.get(key, _MISSING) if isinstance(value, dict) else _MISSING
+    if value is _MISSING:
+        if default is _MISSING:
+            raise BadInput(f"{dotted} is missing — run role trainer again")
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise BadInput(f"{dotted} is {value!r} — expected {kind.__name__}")
+    return value

@@ -1,0 +1,90 @@
+"""What an Estimator program says about itself in its log, and the account of work done twice.
+
+Every program that logs at INFO writes these lines; nothing is asked of the program. Sources:
+tensorflow_estimator's basic_session_run_hooks (loss, rate, checkpoints), estimator.py (results of
+an evaluation) and saver.py (restored checkpoints).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+_NUMBER = r"([-+.\deE]+|nan|inf)"
+_LOSS = re.compile(rf"loss = {_NUMBER}, step = (\d+)")
+_RATE = re.compile(rf"global_step/sec: {_NUMBER}")
+_SAVED = re.compile(r"Saving checkpoints for (\d+)")
+_RESTORED = re.compile(r"Restoring parameters from \S*-(\d+)\s*$")
+_RESULT = re.compile(r"Saving dict for global step (\d+): (.*)")
+_METRIC = re.compile(rf"(\w+) = {_NUMBER}")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The last known state of one task; None is what it has not said yet.
+
+    `step` is the global step; `steps_per_second` counts global steps of all trainers together.
+    `restores` counts restored checkpoints, `restored_step` is the last one's step.
+    """
+
+    step: int | None = None
+    loss: float | None = None
+    steps_per_second: float | None = None
+    restores: int = 0
+    restored_step: int | None = None
+    accuracy: float | None = None
+    evaluated_step: int | None = None
+
+
+def after_line(progress: Progress, line: str) -> Progress:
+    """The state after one more line of the log."""
+    if match := _LOSS.search(line):
+        return replace(progress, loss=float(match[1]), step=int(match[2]))
+    if match := _RATE.search(line):
+        return replace(progress, steps_per_second=float(match[1]))
+    if match := _SAVED.search(line):
+        return replace(progress, step=int(match[1]))
+    if match := _RESTORED.search(line):
+        step = int(match[1])
+        return replace(progress, restores=progress.restores + 1, restored_step=step, step=step)
+    if match := _RESULT.search(line):
+        metrics = {name: float(value) for name, value in _METRIC.findall(match[2])}
+        accuracy = metrics.get("accuracy", progress.accuracy)
+        return replace(progress, evaluated_step=int(match[1]), accuracy=accuracy)
+    return progress
+
+
+def after_lines(progress: Progress, lines: Iterable[str]) -> Progress:
+    """The state after more lines of the log."""
+    for line in lines:
+        progress = after_line(progress, line)
+    return progress
+
+
+@dataclass(frozen=True)
+class Redone:
+    """Account of global steps that were lost and done again.
+
+    A chief or parameter server that comes back restores the last checkpoint, and the global step
+    rewinds; what was done since is done again. `reached` is the furthest step since that restore.
+    """
+
+    steps: int = 0
+    reached: int = 0
+    restores: int = 0
+
+
+def account(redone: Redone, chief: Progress, others: Iterable[int]) -> Redone:
+    """The account after the chief's newest state; `others` are the other trainers' last steps.
+
+    The chief may be dead while the others go on, so at a rewind the furthest of all counts. After
+    it only the chief counts: what the others said last may be from before. Steps are known from
+    logs, so the account can miss what was done after the last logged step.
+    """
+    if chief.restores > redone.restores and chief.restored_step is not None:
+        furthest = max([redone.reached, *others])
+        lost = max(0, furthest - chief.restored_step)
+        step = max(chief.restored_step, chief.step or 0)
+        return Redone(redone.steps + lost, step, chief.restores)
+    return replace(redone, reached=max(redone.reached, chief.step or 0))

@@ -1,0 +1,309 @@
+"""Run one training task as a child process, tell how it goes, and end it when it is time.
+
+The child runs in its own process group and in the runtime's Python, so neither its crash nor its
+requirements touch the supervisor. systemd restarts the supervisor when the child failed; a
+parameter server never ends by itself, so it is ended here once the chief has succeeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from mayfly_train import markers, topology
+from mayfly_train.cluster import DEFAULT_PATH, Cluster, load_cluster
+from mayfly_train.errors import NodeError
+from mayfly_train.markers import DONE, FAILED, Board
+from mayfly_train.progress import Progress, after_line
+from mayfly_train.topology import CHIEF, EVALUATOR, PS, WORKER, Task
+
+HEARTBEAT_S = 3.0
+POLL_S = 0.5
+STATE_DIR = Path("/var/lib/mayfly/tasks")
+
+# Exit codes; the unit does not restart after the last two.
+OK, CHILD_FAILED, BAD_COMMAND, TOO_LONG = 0, 1, 2, 3
+
+# How long a task may go on after the chief has succeeded. Parameter servers stay while trainers
+# finish their last step; the evaluator still has to evaluate and export the final checkpoint.
+GRACE_S = {PS: 5.0, WORKER: 20.0, EVALUATOR: 900.0}
+KILL_AFTER_S = 10.0
+BOARD_WAIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long things may take, in seconds, and where this node keeps logs and state."""
+
+    grace: Mapping[str, float] = field(default_factory=lambda: GRACE_S)
+    kill_after: float = KILL_AFTER_S
+    heartbeat: float = HEARTBEAT_S
+    poll: float = POLL_S
+    board_wait: float = BOARD_WAIT_S
+    state_dir: Path = STATE_DIR
+    log_dir: Path = markers.LOG_DIR
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `supervise`."""
+    parser.add_argument(
+        "--task", required=True, help="such as ps-0, chief-0, worker-0, evaluator-0"
+    )
+    parser.add_argument("--cluster", type=Path, default=DEFAULT_PATH, help="topology document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Supervise one task to its end. Returns the exit code that the unit acts on."""
+    cluster = load_cluster(args.cluster)
+    task = topology.parse_task(args.task)
+    supervisor = Supervisor(cluster, task, markers.board_of(cluster))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: supervisor.stop())
+    return supervisor.run()
+
+
+class Supervisor:
+    """One task's supervisor. `run` returns its exit code; `stop` makes it end soon."""
+
+    def __init__(
+        self, cluster: Cluster, task: Task, board: Board, settings: Settings | None = None
+    ) -> None:
+        self.cluster = cluster
+        self.task = task
+        self.node = topology.node_of(cluster, task)
+        self.board = board
+        self.settings = settings or Settings()
+        self.log = self.settings.log_dir / f"{task}.log"
+        self.state_file = self.settings.state_dir / cluster.run / f"{task}.json"
+        self.progress = Progress()
+        self.attempt = 1
+        self.first_start = time.time()
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """End the child and return; for SIGTERM."""
+        self._stop.set()
+
+    def run(self) -> int:
+        """Start the child unless the run is over, and follow it to its end."""
+        self._remember_attempt()
+        markers.wait_for(self.board, self.settings.board_wait)
+        names = self.board.names()
+        if FAILED in names or (DONE in names and self.task.kind != EVALUATOR):
+            return self._finish("succeeded" if FAILED not in names else "stopped", OK)
+        self._recall_progress()
+        child = Child(self.cluster, self.task, self.log)
+        try:
+            return self._follow(child)
+        finally:
+            child.kill_group()
+            self._leave_log()
+
+    def _follow(self, child: Child) -> int:
+        """Watch the child, the board and the clock until one of them says that it is over."""
+        deadline = self.first_start + self.cluster.max_duration_s
+        next_heartbeat, ends_at, failed = 0.0, None, False
+        while (code := child.poll()) is None:
+            self._read_lines(child)
+            if time.monotonic() >= next_heartbeat:
+                next_heartbeat = time.monotonic() + self.settings.heartbeat
+                self._heartbeat("running")
+                names = self._names()
+                failed = failed or FAILED in names
+                if DONE in names and ends_at is None:
+                    ends_at = time.monotonic() + self.settings.grace.get(self.task.kind, 60.0)
+            if self._stop.is_set() or failed:
+                return self._end(child, "stopped", OK)
+            if ends_at is not None and time.monotonic() >= ends_at:
+                return self._end(
+                    child, "succeeded" if self.task.kind != EVALUATOR else "stopped", OK
+                )
+            if time.time() >= deadline:
+                self._fail(f"took longer than max_duration, {self.cluster.max_duration_s} s")
+                return self._end(child, "failed", TOO_LONG)
+            self._stop.wait(self.settings.poll)
+        self._read_lines(child)
+        return self._child_ended(code)
+
+    def _child_ended(self, code: int) -> int:
+        """The child ended by itself: what that means depends on the task and on the board."""
+        if code == 0:
+            if self.task.kind == CHIEF:
+                self._must_write(DONE, {"time": markers.utc_now(), **asdict(self.progress)})
+            return self._finish("succeeded", OK, code)
+        over = self._names()
+        if self._stop.is_set() or FAILED in over:
+            return self._finish("stopped", OK, code)
+        if DONE in over and self.task.kind != EVALUATOR:
+            # The servers were leaving; the chief's success is what counts.
+            return self._finish("succeeded", OK, code)
+        self._say(f"{self.task} ended with exit code {code} (attempt {self.attempt})")
+        return self._finish("failed", BAD_COMMAND if code == BAD_COMMAND else CHILD_FAILED, code)
+
+    def _end(self, child: Child, state: str, exit_code: int) -> int:
+        code = child.end(self.settings.kill_after)
+        self._read_lines(child)
+        return self._finish(state, exit_code, code)
+
+    def _finish(self, state: str, exit_code: int, child_code: int | None = None) -> int:
+        self._heartbeat(state, child_code)
+        return exit_code
+
+    # --- what others see ---
+
+    def _heartbeat(self, state: str, exit_code: int | None = None) -> None:
+        document = {
+            "version": 1,
+            "task": str(self.task),
+            "node": self.node.name,
+            "state": state,
+            "attempt": self.attempt,
+            "exit_code": exit_code,
+            "updated": markers.utc_now(),
+            "progress": asdict(self.progress),
+        }
+        try:
+            markers.write_json(self.board, f"{self.task}.json", document)
+        except NodeError as error:
+            self._say(f"heartbeat not written: {error}")
+
+    def _names(self) -> list[str]:
+        try:
+            return self.board.names()
+        except NodeError as error:
+            self._say(f"board not read: {error}")
+            return []
+
+    def _must_write(self, name: str, document: dict[str, Any]) -> None:
+        """Write a marker on which the run's end depends: repeat while HDFS does not answer."""
+        markers.wait_for(self.board, self.settings.board_wait)
+        markers.write_json(self.board, name, document)
+
+    def _fail(self, message: str) -> None:
+        try:
+            tail = markers.log_tail(self.log)
+            markers.mark_failed(self.board, str(self.task), self.node.name, message, tail)
+        except NodeError as error:
+            self._say(f"failure not marked: {error}")
+
+    def _leave_log(self) -> None:
+        try:
+            self.board.write(f"{self.task}.log", markers.log_end(self.log))
+        except NodeError as error:
+            self._say(f"log not left: {error}")
+
+    def _say(self, message: str) -> None:
+        print(f"supervisor: {message}", file=sys.stderr, flush=True)
+
+    # --- what it knows ---
+
+    def _read_lines(self, child: Child) -> None:
+        for line in child.new_lines():
+            self.progress = after_line(self.progress, line)
+
+    def _remember_attempt(self) -> None:
+        """Count this start on disk, and find when the task was started first."""
+        try:
+            seen = json.loads(self.state_file.read_text(encoding="utf-8"))
+            self.attempt, self.first_start = seen["attempt"] + 1, seen["first_start"]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        self.state_file.parent.mkdir(parents=True, exist_ok=True)
+        state = {"attempt": self.attempt, "first_start": self.first_start}
+        self.state_file.write_text(json.dumps(state), encoding="utf-8")
+
+    def _recall_progress(self) -> None:
+        """Take up the progress that an earlier attempt has told, so that counts go on."""
+        earlier = markers.read_json(self.board, f"{self.task}.json") or {}
+        with contextlib.suppress(KeyError, TypeError):
+            self.progress = Progress(**earlier["progress"])
+
+
+class Child:
+    """The program as a process group of its own; its output goes to a log and to our stdout."""
+
+    def __init__(self, cluster: Cluster, task: Task, log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        words = topology.command(cluster)
+        if task.kind == EVALUATOR:
+            # It shares the chief's node: training comes first.
+            words = ["nice", "-n", "10", *words]
+        self._process = subprocess.Popen(
+            words,
+            cwd=cluster.program.directory,
+            env=child_environment(cluster, task, os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._tee, args=(log,), daemon=True)
+        self._reader.start()
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs; its output has been read when it has ended."""
+        code = self._process.poll()
+        if code is not None:
+            self._reader.join(timeout=2)
+        return code
+
+    def new_lines(self) -> list[str]:
+        """What it has written since the last call."""
+        lines = []
+        while not self._lines.empty():
+            lines.append(self._lines.get())
+        return lines
+
+    def end(self, kill_after: float) -> int:
+        """Ask the whole group to end, kill what is left after a while; the exit code."""
+        self._signal_group(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=kill_after)
+        self.kill_group()
+        return self._process.wait()
+
+    def kill_group(self) -> None:
+        """Kill whatever is left of the group, the program's own children too."""
+        self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _tee(self, log: Path) -> None:
+        pipe: IO[bytes] | None = self._process.stdout
+        assert pipe is not None
+        with log.open("ab") as file:
+            for raw in pipe:
+                file.write(raw)
+                file.flush()
+                sys.stdout.buffer.write(raw)
+                sys.stdout.buffer.flush()
+                self._lines.put(raw.decode(errors="replace"))
+
+
+def child_environment(cluster: Cluster, task: Task, own: Mapping[str, str]) -> dict[str, str]:
+    """The program's environment: ours without Python's own settings, HDFS', and TF_CONFIG."""
+    kept = {key: value for key, value in own.items() if not key.startswith(("PYTHON", "AWS_"))}
+    return {
+        **kept,
+        **cluster.environment,
+        "HADOOP_USER_NAME": "mayfly",
+        "MAYFLY_RUN": cluster.run,
+        "MAYFLY_TASK": str(task),
+        "PYTHONUNBUFFERED": "1",
+        "TF_CONFIG": json.dumps(topology.tf_config(cluster, task)),
+    }
