@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import boto3
+from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -39,6 +40,9 @@ else:
 
 CHUNK_BYTES = 4 << 20
 _STREAM_RETRIES = 5
+_ONE_PART_AT_A_TIME = TransferConfig(
+    multipart_threshold=16 << 20, multipart_chunksize=16 << 20, use_threads=False
+)
 _BROKEN_STREAM = (HTTPClientError, IncompleteReadError, ResponseStreamingError)
 
 
@@ -225,6 +229,22 @@ def write_bytes(client: S3Client, uri: S3Uri, data: bytes, content_type: str) ->
 def write_json(client: S3Client, uri: S3Uri, document: Any) -> None:
     """Put a JSON document."""
     write_bytes(client, uri, json.dumps(document).encode() + b"\n", "application/json")
+
+
+def upload(client: S3Client, uri: S3Uri, stream: BinaryIO) -> None:
+    """Put what a stream holds, in parts when it is long; at most two parts are in memory.
+
+    A failed part is sent again; when the whole fails, its parts are removed from the server.
+    `read(n)` of the stream must return n bytes unless it is at its end.
+    """
+    with clear_errors(uri):
+        client.upload_fileobj(stream, uri.bucket, uri.key, Config=_ONE_PART_AT_A_TIME)
+
+
+def delete(client: S3Client, uri: S3Uri) -> None:
+    """Delete an object; nothing happens when there is none."""
+    with clear_errors(uri):
+        client.delete_object(Bucket=uri.bucket, Key=uri.key)
 
 
 def read_chunks(client: S3Client, uri: S3Uri, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:

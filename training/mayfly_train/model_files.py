@@ -1,0 +1,106 @@
+"""What belongs to a trained model in an Estimator's model_dir, and where it goes in S3."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from mayfly_train.errors import NodeError
+from mayfly_train.hdfs import FileInfo
+
+CHECKPOINT_STATE = "checkpoint"
+_SAVED_MODEL = "saved_model.pb"
+_EVENTS = "events.out.tfevents."
+# The Estimator exports to such a directory first, and renames it when it is complete.
+_UNFINISHED = re.compile(r"(^|/)temp-[^/]*(/|$)")
+_LATEST = re.compile(r'^model_checkpoint_path:\s*"([^"]+)"', re.MULTILINE)
+
+
+class Reader(Protocol):
+    """What an export needs of HDFS; `hdfs.Hdfs` has it."""
+
+    def walk(self, path: str) -> list[FileInfo]: ...
+    def read_bytes(self, path: str) -> bytes: ...
+    def read_chunks(self, path: str, web: bool = False) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file in HDFS and its path below the run's address."""
+
+    source: FileInfo
+    target: str
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """All files to copy, and the checkpoint state that names only the last checkpoint."""
+
+    files: tuple[ModelFile, ...]
+    checkpoint_state: bytes | None
+
+
+def find(hdfs: Reader, model_dir: str) -> ModelFiles:
+    """The newest SavedModel, the last checkpoint and all event files below a model_dir.
+
+    A program may leave only one of SavedModel and checkpoint; without both there is no model,
+    and NodeError is raised.
+    """
+    found = hdfs.walk(model_dir)
+    names = {posixpath.relpath(info.path, model_dir): info for info in found}
+    last = _last_checkpoint(hdfs, names)
+    files = [
+        *_saved_model(names),
+        *_checkpoint(names, last),
+        *(
+            ModelFile(info, f"events/{name}")
+            for name, info in names.items()
+            if posixpath.basename(name).startswith(_EVENTS)
+        ),
+    ]
+    if not any(file.target.startswith(("model/", "checkpoints/")) for file in files):
+        raise NodeError(f"no SavedModel and no checkpoint in {model_dir} — see the tasks' logs")
+    state = f'model_checkpoint_path: "{last}"\nall_model_checkpoint_paths: "{last}"\n'
+    return ModelFiles(tuple(files), state.encode() if last else None)
+
+
+def _saved_model(names: dict[str, FileInfo]) -> list[ModelFile]:
+    finished = [
+        (info.modified_ms, posixpath.dirname(name))
+        for name, info in names.items()
+        if posixpath.basename(name) == _SAVED_MODEL and not _UNFINISHED.search(name)
+    ]
+    if not finished:
+        return []
+    _, newest = max(finished)
+    prefix = f"{newest}/" if newest else ""
+    return [
+        ModelFile(info, f"model/{name[len(prefix) :]}")
+        for name, info in names.items()
+        if name.startswith(prefix) and (prefix or name.startswith((_SAVED_MODEL, "variables/")))
+    ]
+
+
+def _last_checkpoint(hdfs: Reader, names: dict[str, FileInfo]) -> str | None:
+    """The name of the last checkpoint, as in model.ckpt-1400."""
+    if CHECKPOINT_STATE not in names:
+        return None
+    state = hdfs.read_bytes(names[CHECKPOINT_STATE].path).decode("utf-8", "replace")
+    latest = _LATEST.search(state)
+    return posixpath.basename(latest[1]) if latest else None
+
+
+def _checkpoint(names: dict[str, FileInfo], last: str | None) -> list[ModelFile]:
+    if last is None:
+        return []
+    files = [
+        ModelFile(info, f"checkpoints/{name}")
+        for name, info in names.items()
+        if name == "graph.pbtxt" or name.startswith(f"{last}.")
+    ]
+    if not any(file.target.endswith(".index") for file in files):
+        raise NodeError(f"checkpoint {last} is named, but its files are not there")
+    return files
