@@ -1,0 +1,356 @@
+"""The `mayfly` command: one short function per verb."""
+
+# typer makes options of parameters; `_job` and `main` read those that no body names.
+# ruff: noqa: ARG001, PLR0913, PLR0917
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from mayfly import access, logs, views
+from mayfly.clouds import load_job
+from mayfly.console import emit, report_error
+from mayfly.deploy import Job, Tools, deploy, prepare
+from mayfly.destroy import Destroyer
+from mayfly.display import Display, Phases, make_display
+from mayfly.errors import UserError
+from mayfly.ledger import Ledger, Record
+from mayfly.local import platform
+from mayfly.local.paths import find_paths
+from mayfly.radl_lint import lint
+from mayfly.run_store import RunStore
+from mayfly.services import LOCAL, Services, open_services
+from mayfly.spec import json_schema, parse_assignment
+from mayfly.summary import explain, table
+
+app = typer.Typer(
+    name="mayfly",
+    help="Transient clusters for distributed training: one job file, one command, nothing left.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+local_app = typer.Typer(help="What CLOUD=local runs on this machine.", no_args_is_help=True)
+app.add_typer(local_app, name="local")
+
+# typer carries its own copy of click, whose errors have no public name there.
+_ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+JobFile = Annotated[
+    Path | None, typer.Argument(metavar="[JOB]", help="Job file; the default job when absent.")
+]
+Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run; the latest when absent.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Cloud = Annotated[str | None, typer.Option(help="Where: a file in radl/clouds/.")]
+Workers = Annotated[int | None, typer.Option(help="Number of workers, the chief included.")]
+Ps = Annotated[int | None, typer.Option(help="Number of parameter servers.")]
+Mode = Annotated[str | None, typer.Option(help="async or sync.")]
+Steps = Annotated[int | None, typer.Option(help="Global steps.")]
+Engine = Annotated[str | None, typer.Option(help="Training engine.")]
+Bucket = Annotated[str | None, typer.Option(help="Bucket, or s3://bucket/prefix/, of the model.")]
+Region = Annotated[str | None, typer.Option(help="Region of the cloud.")]
+Name = Annotated[str | None, typer.Option(help="Name; the run's identifier starts with it.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the job file; may be repeated."),
+]
+FLAGS = ("cloud", "workers", "ps", "mode", "steps", "engine", "bucket", "region", "name")
+
+
+def _example(*lines: str) -> str:
+    return "Example: " + "; ".join(lines)
+
+
+@app.command("deploy", epilog=_example("mayfly deploy --cloud local --workers 2"))
+def deploy_command(
+    context: typer.Context,
+    job: JobFile = None,
+    cloud: Cloud = None,
+    workers: Workers = None,
+    ps: Ps = None,
+    mode: Mode = None,
+    steps: Steps = None,
+    engine: Engine = None,
+    bucket: Bucket = None,
+    region: Region = None,
+    name: Name = None,
+    settings: Set = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before it costs money.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes at the end.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run a job to its end: nodes, data, training, verified model, nothing left."""
+    wanted = _job(context, keep)
+    _confirm(wanted, yes, as_json)
+    signal.signal(signal.SIGTERM, _interrupt)
+    with make_display(plain=as_json) as display:
+        tools = _tools(display)
+        _say_what_is_left(tools.ledger, display)
+        outcome = deploy(wanted, tools)
+    emit(
+        outcome.document,
+        table(outcome.document) if outcome.error is None else None,
+        as_json=as_json,
+    )
+    if outcome.error is not None:
+        raise typer.Exit(report_error(outcome.error, debug=debug, redact=display.redact))
+
+
+@app.command(epilog=_example("mayfly plan job.yml --workers 4"))
+def plan(
+    context: typer.Context,
+    job: JobFile = None,
+    cloud: Cloud = None,
+    workers: Workers = None,
+    ps: Ps = None,
+    mode: Mode = None,
+    steps: Steps = None,
+    engine: Engine = None,
+    bucket: Bucket = None,
+    region: Region = None,
+    name: Name = None,
+    settings: Set = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check everything, show what deploy would make, and write the rendered RADL; make no node."""
+    wanted = _job(context)
+    with make_display(plain=as_json) as display:
+        ready = prepare(wanted, _tools(display), Phases(display))
+    document = views.plan_document(ready)
+    emit(document, views.plan_table(document), as_json=as_json)
+
+
+@app.command(epilog=_example("mayfly status"))
+def status(run: Run = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Show a run: its nodes, its tasks and how far it is."""
+    record = _ledger().get(run)
+    reported, nodes = None, {}
+    if not record.destroyed:
+        services = _services(record)
+        reported = RunStore(services.client, record.uri).status()
+        nodes = access.states(services.im, record)
+    document = views.status_document(record, reported, nodes)
+    emit(document, views.status_table(document, reported), as_json=as_json)
+
+
+@app.command("ls", epilog=_example("mayfly ls --json"))
+def list_runs(as_json: Json = False, debug: Debug = False) -> None:
+    """List the runs that were started from here, newest first."""
+    runs = [views.run_document(record) for record in _ledger().runs()]
+    emit({"runs": runs}, views.runs_table(runs), as_json=as_json)
+
+
+@app.command("logs", epilog=_example("mayfly logs", "mayfly logs RUN chief-0 --lines 200"))
+def show_logs(
+    run: Run = None,
+    task: Annotated[str | None, typer.Argument(help="Task, such as chief-0 or ps-0.")] = None,
+    lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 100,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a task's log: from the bucket when it was uploaded, else from its node."""
+    record, task = _run_and_name(run, task)
+    services = _services(record)
+    found = logs.read(record, task or "chief-0", lines, services.im, services.client)
+    emit(found, "\n".join(found["lines"]), as_json=as_json)
+
+
+@app.command(epilog=_example("mayfly ssh", "mayfly ssh RUN worker-1 -- df -h"))
+def ssh(
+    context: typer.Context,
+    run: Run = None,
+    node: Annotated[str | None, typer.Argument(help="Node, such as ps-0 or worker-1.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Log in to a node (worker-0, the chief's, when none is named), or run a command there."""
+    record, node = _run_and_name(run, node)
+    command: list[str] = context.obj or []
+    im = _services(record).im
+    if as_json:
+        emit(access.describe_login(im, record, node, command), None, as_json=True)
+    else:
+        raise typer.Exit(access.log_in(im, record, node, command))
+
+
+@app.command(epilog=_example("mayfly tensorboard --port 6006"))
+def tensorboard(
+    run: Run = None,
+    port: Annotated[int, typer.Option(help="Local port; 0 picks a free one.")] = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Open a tunnel to a run's TensorBoard, until Ctrl-C."""
+    record = _ledger().get(run)
+    with access.tunnel(_services(record).im, record, port) as (url, wait):
+        emit({"run": record.run, "url": url}, f"TensorBoard: {url} (Ctrl-C ends)", as_json=as_json)
+        wait()
+
+
+@app.command(epilog=_example("mayfly destroy", "mayfly destroy RUN"))
+def destroy(run: Run = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Remove what is left of a run's nodes; harmless when repeated."""
+    ledger = _ledger()
+    record = ledger.get(run)
+    already = record.destroyed
+    if not already:
+        with make_display(plain=as_json) as display, Phases(display).phase("destroy") as report:
+            services = _services(record)
+            destroyer = Destroyer(services.im, ledger, services.traces)
+            destroyer.destroy(record, lambda text: report(text, None))
+    document = {"ok": True, "run": record.run, "already_destroyed": already, "leftovers": 0}
+    text = f"run {record.run}: {'already destroyed' if already else 'destroyed, nothing is left'}"
+    emit(document, text, as_json=as_json)
+
+
+@app.command(epilog=_example("mayfly schema > job.schema.json"))
+def schema(as_json: Json = False, debug: Debug = False) -> None:
+    """Print the JSON Schema of a job file, for editors."""
+    emit(json_schema(), None, as_json=True)
+
+
+@app.command("lint", epilog=_example("mayfly lint build/cluster.radl"))
+def lint_file(
+    file: Annotated[Path, typer.Argument(help="RADL file.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check a RADL file for what IM refuses, and for what it silently ignores."""
+    try:
+        findings = lint(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {error}", "give the path of a RADL file") from error
+    document = {
+        "ok": not findings,
+        "file": str(file),
+        "findings": [{"line": found.line, "message": found.message} for found in findings],
+    }
+    text = "\n".join(f"{file}:{found}" for found in findings) or f"{file}: nothing to complain of"
+    emit(document, text, as_json=as_json)
+    if findings:
+        raise typer.Exit(UserError.exit_code)
+
+
+@local_app.command("up", epilog=_example("mayfly local up"))
+def local_up(as_json: Json = False, debug: Debug = False) -> None:
+    """Start what CLOUD=local needs: Docker Engine, node image, S3 server, IM service."""
+    with make_display(plain=as_json) as display, Phases(display).phase("services") as report:
+        made = platform.up(lambda text: report(text, None))
+    document = views.platform_document(made)
+    emit(document, views.platform_table(document), as_json=as_json)
+
+
+@local_app.command("down", epilog=_example("mayfly local down"))
+def local_down(as_json: Json = False, debug: Debug = False) -> None:
+    """Stop and remove all of it, and say what was removed."""
+    with make_display(plain=as_json) as display, Phases(display).phase("local down") as report:
+        removed = platform.down(lambda text: report(text, None))
+        _forget_local_nodes()
+    text = "\n".join(f"removed {item}" for item in removed) or "nothing was there"
+    emit({"removed": removed}, text, as_json=as_json)
+
+
+@local_app.command("status", epilog=_example("mayfly local status"))
+def local_status(as_json: Json = False, debug: Debug = False) -> None:
+    """Show what of it is running."""
+    document = platform.status()
+    emit(document, views.services_table(document), as_json=as_json)
+
+
+def main() -> None:
+    """Run the command line; the one place where errors become a line and an exit code."""
+    arguments, command = _split(sys.argv[1:])
+    options = [word for word in arguments if word.startswith("--")]
+    try:
+        result = app(args=arguments, obj=command, prog_name="mayfly", standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+    except _ClickError as error:
+        line = " ".join(error.format_message().split())
+        code = report_error(UserError(line, "see mayfly --help"), debug=False)
+    except (Exception, KeyboardInterrupt) as error:
+        if "--json" in options:
+            emit({"ok": False, "error": explain(error)}, None, as_json=True)
+        code = report_error(error, debug="--debug" in options)
+    sys.exit(code)
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return our own words, and those after the first `--`, which belong to a command on a node."""
+    if "--" not in words:
+        return words, []
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
+
+
+def _job(context: typer.Context, keep: bool = False) -> Job:
+    """Return the job that the command line asks for; a flag wins over the same key in --set."""
+    given = context.params
+    assigned = dict(parse_assignment(text) for text in given["settings"] or [])
+    flags = {name: given[name] for name in FLAGS}
+    spec, profile = load_job(given["job"], {**assigned, **flags}, os.environ)
+    return Job(spec, profile, keep)
+
+
+def _confirm(job: Job, yes: bool, as_json: bool) -> None:
+    if yes or not job.profile.needs_confirmation:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise UserError(f"nodes on {job.profile.title} cost money", "say so with --yes")
+    count = job.spec.count("ps") + job.spec.count("worker")
+    if not typer.confirm(f"Make {count} nodes on {job.profile.title}?", err=True):
+        raise KeyboardInterrupt
+
+
+def _interrupt(*_: object) -> None:
+    """End as Ctrl-C does, so that a terminated deploy destroys what it made."""
+    raise KeyboardInterrupt
+
+
+def _tools(display: Display) -> Tools:
+    return Tools(_ledger(), display, os.environ, find_paths().cache)
+
+
+def _ledger() -> Ledger:
+    return Ledger(find_paths().state.parent / "ledger.sqlite")
+
+
+def _services(record: Record) -> Services:
+    quiet = Console(stderr=True)
+    return open_services(record.cloud, os.environ, lambda text: quiet.print(text, style="dim"))
+
+
+def _forget_local_nodes() -> None:
+    """With the platform, the nodes of all runs on it are gone."""
+    ledger = _ledger()
+    for record in ledger.runs():
+        if record.cloud == LOCAL and not record.destroyed:
+            ledger.set_state(record.run, "destroyed")
+
+
+def _say_what_is_left(ledger: Ledger, display: Display) -> None:
+    for record in ledger.runs():
+        if not record.destroyed:
+            display.say(f"run {record.run} still has nodes: `mayfly destroy {record.run}`")
+
+
+def _run_and_name(run: str | None, name: str | None) -> tuple[Record, str | None]:
+    """Return the run and the node or task; a lone word that is no run but looks like one is it."""
+    ledger = _ledger()
+    if run is not None and name is None and access.looks_like_task(run):
+        return ledger.get(None), run
+    return ledger.get(run), name
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""Run a job from its data in S3 to a verified model in S3, and leave nothing running.
+
+Nothing is created before everything that can be checked was checked. Whatever happens afterwards
+(an error, Ctrl-C), the nodes are destroyed, unless the user asked to keep them.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mayfly import collection, fashion_mnist, inputs, preflight
+from mayfly.clouds import CloudProfile
+from mayfly.destroy import Destroyer
+from mayfly.display import Display, Phases
+from mayfly.errors import MayflyError
+from mayfly.ledger import Ledger
+from mayfly.radl_render import render, write_radl
+from mayfly.run import Run, new_run_id
+from mayfly.run_store import RunStore, staging_progress
+from mayfly.services import Services, open_services
+from mayfly.spec import CHECKOUT, ClusterSpec
+from mayfly.steps import load_stages
+from mayfly.summary import PHASES, failure_document, success_document
+from mayfly.verify import verify_model
+from mayfly.watch import (
+    EXPORTING,
+    SUCCEEDED,
+    Broken,
+    Pace,
+    Status,
+    describe,
+    wait_for_nodes,
+    wait_for_status,
+    wait_until_configured,
+)
+from mayfly_train.errors import NodeError
+
+DEFAULT_DATA = "fashion-mnist/"  # the end of the default job's data source
+SILENCE_S = (
+    300.0  # nodes report every few seconds; a whole epoch of evaluation is shorter than this
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run and where; complete and valid."""
+
+    spec: ClusterSpec
+    profile: CloudProfile
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a deployment works with."""
+
+    ledger: Ledger
+    display: Display
+    environ: MutableMapping[str, str]
+    cache: Path
+    build: Path = CHECKOUT / "build"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that was checked, and of which nothing exists yet but its record."""
+
+    job: Job
+    run: Run
+    uri: str
+    services: Services
+    store: RunStore
+    radl: str
+    path: Path  # where the RADL was written
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is known at the end: the last status, what went wrong, and how much is left."""
+
+    status: Status
+    error: BaseException | None
+    leftovers: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the document for --json, and the error if it did not end well."""
+
+    document: dict[str, Any]
+    error: BaseException | None = None
+
+
+def deploy(job: Job, tools: Tools) -> Outcome:
+    """Run a job to its end, and return how that was; errors of ours and the user's are returned."""
+    phases = Phases(tools.display)
+    try:
+        ready = prepare(job, tools, phases)
+        _register(ready, tools)
+    except (MayflyError, NodeError, KeyboardInterrupt) as early:
+        document = failure_document(None, early, phases.seconds, 0, tools.display.redact)
+        return Outcome(document, early)
+    status, error = Status(), None
+    try:
+        status = _work(ready, tools, phases)
+        tools.ledger.set_outcome(ready.run.id, "succeeded")
+    except (Exception, KeyboardInterrupt) as caught:
+        error = caught
+        _note_failure(ready, tools, caught)
+    try:
+        leftovers = _kept(ready, tools) if job.keep else _destroy(ready, tools, phases)
+    except (MayflyError, KeyboardInterrupt) as caught:
+        error = error or caught
+        leftovers = _count_leftovers(ready, tools)
+    return _conclude(ready, tools, phases, Ending(status, error, leftovers))
+
+
+def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
+    """Start what the cloud needs, check keys, buckets and data, and render the RADL.
+
+    Raises an error for everything that is known to be wrong now.
+    """
+    spec, display = job.spec, tools.display
+    with phases.phase("services") as report:
+        services = open_services(
+            spec.cloud, tools.environ, lambda text: report(text, None), need_image=True
+        )
+    display.redact = display.redact.knowing(services.s3.secrets)
+    phases.seconds["image"] = services.phases.get("image", 0.0)
+    preflight.check_bucket(services.client, str(spec.model.destination))
+    _provide_data(job, tools, services, phases)
+    dataset = preflight.check_dataset(services.client, spec.data.source)
+    display.say(f"data: {dataset.uri}, {dataset.describe()}")
+    with phases.phase("collection"):
+        run = _new_run(job, tools, services)
+    uri = run.uri(spec)
+    radl = render(spec, job.profile, run, load_stages())
+    path = tools.build / f"{run.id}.radl"
+    write_radl(radl, path)
+    display.say(f"run {run.id}: {_nodes(spec)} on {job.profile.title}; RADL in {path}")
+    return Ready(job, run, uri, services, RunStore(services.client, uri), radl, path)
+
+
+def _nodes(spec: ClusterSpec) -> str:
+    return f"{spec.count('ps')} ps + {spec.count('worker')} worker nodes"
+
+
+def _register(ready: Ready, tools: Tools) -> None:
+    """Make the run known, here and in the bucket, which also shows that the keys can write."""
+    spec = ready.job.spec.model_dump(mode="json")
+    ready.store.write_job(spec)
+    tools.ledger.add(ready.run.id, ready.job.spec.cloud, ready.uri, spec)
+
+
+def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) -> None:
+    """Put the default job's data into the local bucket, where it is not yet."""
+    source = job.spec.data.source
+    if services.platform is None or not source.endswith(DEFAULT_DATA):
+        return
+    if services.s3.endpoint != services.platform.s3_endpoint or not preflight.is_empty(
+        services.client, source
+    ):
+        return
+    with phases.phase("data") as report:
+        directory = fashion_mnist.prepare(tools.cache, report)
+        fashion_mnist.upload(directory, services.client, source, report)
+
+
+def _new_run(job: Job, tools: Tools, services: Services) -> Run:
+    destination = str(job.spec.model.destination)
+    client, endpoint = services.client, services.s3.endpoint
+    tarball = collection.build(CHECKOUT, tools.cache)
+    return Run(
+        id=new_run_id(job.spec.name),
+        image=services.image(job.profile),
+        collection=collection.publish(tarball, client, job.profile, destination, endpoint),
+        s3_endpoint=services.s3.endpoint,
+        s3_region=services.s3.region,
+        session_token=services.s3.session_token is not None,
+    )
+
+
+def _work(ready: Ready, tools: Tools, phases: Phases) -> Status:
+    """Create, configure, train, export; returns the status of a run whose model was verified."""
+    im, run, ledger = ready.services.im, ready.run.id, tools.ledger
+    spec = ready.job.spec
+    with phases.phase("infrastructure") as report:
+        ledger.set_state(run, "creating")
+        infrastructure = _create(ready, tools)
+        count = spec.count("ps") + spec.count("worker")
+        wait_for_nodes(im, infrastructure, count, Pace(), report)
+    ledger.set_state(run, "configuring")
+    _configure(ready, infrastructure, tools, phases)
+    ledger.set_state(run, "training")
+    return _train(ready, infrastructure, phases)
+
+
+def _create(ready: Ready, tools: Tools) -> str:
+    """Send the RADL with its secrets filled in, which happens in memory only."""
+    values = {name: secret.reveal() for name, secret in ready.services.s3.inputs().items()}
+    text = inputs.fill(ready.radl, values)
+    with tools.ledger.intent(ready.run.id, "create", "infrastructure") as step:
+        step.detail = ready.services.im.create(text)
+    tools.ledger.set_infrastructure(ready.run.id, step.detail)
+    return step.detail
+
+
+def _configure(ready: Ready, infrastructure: str, tools: Tools, phases: Phases) -> None:
+    """Wait for contextualization; the staging inside it is shown, and counted, as its own phase."""
+    im, display = ready.services.im, tools.display
+
+    def show_staging() -> None:
+        text, fraction = staging_progress(ready.store.staging())
+        if text:
+            display.update("staging", text, fraction)
+
+    try:
+        with phases.phase("contextualization") as report:
+            wait_until_configured(im, infrastructure, Pace(), report, show_staging)
+    finally:
+        _keep_messages(ready, infrastructure, tools)
+        _split_staging(phases, staging_seconds(ready.store.staging()))
+
+
+def _split_staging(phases: Phases, seconds: float) -> None:
+    """Count `seconds` of contextualization as staging, replacing what was counted before."""
+    whole = phases.seconds["contextualization"] + phases.seconds.get("staging", 0.0)
+    staging = min(seconds, whole)
+    phases.seconds["contextualization"] = whole - staging
+    phases.record("staging", staging, "within contextualization")
+
+
+def staging_seconds(reports: list[Any]) -> float:
+    """Return how long the slowest node took to copy its share."""
+    return max((float(report.get("seconds") or 0.0) for report in reports), default=0.0)
+
+
+def _keep_messages(ready: Ready, infrastructure: str, tools: Tools) -> None:
+    """Put IM's messages beside the run's logs: they are gone with the infrastructure."""
+    try:
+        text = tools.display.redact(ready.services.im.messages(infrastructure))
+        ready.store.write_log("contextualization.log", text)
+    except (MayflyError, NodeError) as error:
+        tools.display.say(f"IM's messages could not be kept: {error}")
+
+
+def _train(ready: Ready, infrastructure: str, phases: Phases) -> Status:
+    im, store = ready.services.im, ready.store
+    pace = Pace(patience=SILENCE_S)
+
+    def nodes() -> str:
+        try:
+            return describe(im.state(infrastructure))
+        except MayflyError as error:
+            return str(error)
+
+    with phases.phase("training") as report:
+        status = wait_for_status(
+            (EXPORTING, SUCCEEDED),
+            store.status,
+            nodes,
+            pace,
+            lambda now: report(now.line(), now.fraction),
+        )
+    with phases.phase("export") as report:
+        status = wait_for_status(
+            (SUCCEEDED,), store.status, nodes, pace, lambda now: report(*now.exported())
+        )
+        found = verify_model(ready.services.client, ready.uri)
+        report(f"{len(found.files)} files verified, {found.total_bytes / 2**20:,.1f} MiB", 1.0)
+    phases.seconds.update({k: v for k, v in status.phases.items() if k in ("training", "export")})
+    return status
+
+
+def _note_failure(ready: Ready, tools: Tools, error: BaseException) -> None:
+    """Record why a run failed, and show the last lines of what failed."""
+    interrupted = isinstance(error, KeyboardInterrupt)
+    outcome = "interrupted" if interrupted else "failed"
+    cause = "interrupted" if interrupted else tools.display.redact(str(error))
+    tools.ledger.set_outcome(ready.run.id, outcome, cause)
+    if isinstance(error, Broken):
+        for line in error.log_tail:
+            tools.display.say(f"  | {line}")
+    if interrupted:
+        tools.display.say("interrupted: destroying what was made")
+
+
+def _kept(ready: Ready, tools: Tools) -> int:
+    """Leave the nodes, say so, and return how many things there are."""
+    tools.ledger.set_state(ready.run.id, "kept")
+    tools.display.say(f"nodes are kept: remove them with `mayfly destroy {ready.run.id}`")
+    return _count_leftovers(ready, tools)
+
+
+def _destroy(ready: Ready, tools: Tools, phases: Phases) -> int:
+    destroyer = Destroyer(ready.services.im, tools.ledger, ready.services.traces)
+    with phases.phase("destroy") as report, _patiently(tools.display, ready.run.id):
+        record = tools.ledger.get(ready.run.id)
+        return len(destroyer.destroy(record, lambda text: report(text, None)))
+
+
+def _count_leftovers(ready: Ready, tools: Tools) -> int:
+    """Return how many things of the run are there now."""
+    infrastructure = tools.ledger.get(ready.run.id).infrastructure
+    if not infrastructure:
+        return 0
+    if ready.services.traces:
+        return len(ready.services.traces.leftovers(infrastructure))
+    return int(infrastructure in ready.services.im.infrastructures())
+
+
+def _conclude(ready: Ready, tools: Tools, phases: Phases, ending: Ending) -> Outcome:
+    run, error, leftovers = ready.run.id, ending.error, ending.leftovers
+    seconds = {name: phases.seconds.get(name, 0.0) for name in PHASES}
+    if error is None:
+        document = success_document(run, ready.uri, ending.status, seconds, leftovers)
+    else:
+        document = failure_document(run, error, seconds, leftovers, tools.display.redact)
+    tools.ledger.set_summary(run, document)
+    return Outcome(document, error)
+
+
+@contextmanager
+def _patiently(display: Display, run: str) -> Iterator[None]:
+    """While nodes are destroyed, the first Ctrl-C only says so; the second one leaves."""
+
+    def explain(number: int, frame: object) -> None:
+        del number, frame
+        display.say(f"still destroying; Ctrl-C again leaves that to `mayfly destroy {run}`")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, explain)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,103 @@
+"""Remove the nodes of a run, again and again until nothing of it is left.
+
+IM's answer to a DELETE proves nothing (it may have lost sight of a node), so the end is decided by
+looking: IM lists no infrastructure of the run, and the cloud lists nothing that carries its label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from mayfly.errors import RemoteError
+from mayfly.im import Manager
+from mayfly.ledger import Ledger, Record
+from mayfly.watch import Pace
+
+AGAIN_S = 60.0  # an IM that was restarted says "deleting" for ever, until it is asked again
+
+
+class Traces(Protocol):
+    """The cloud's own listing of what carries an infrastructure's label."""
+
+    def leftovers(self, infrastructure_id: str) -> list[str]: ...
+    def wipe(self, infrastructure_id: str) -> object: ...
+
+
+@dataclass(frozen=True)
+class Destroyer:
+    """What is needed to remove a run. `traces` is None where the cloud has no listing of ours."""
+
+    im: Manager
+    ledger: Ledger
+    traces: Traces | None = None
+    pace: Pace = Pace(interval=1.0, patience=600.0)
+
+    def destroy(self, run: Record, report: Callable[[str], None]) -> list[str]:
+        """Remove what a run made and return what is left, which is nothing.
+
+        Raises RemoteError, naming what is left, when it does not go away in the pace's patience.
+        """
+        self.ledger.set_state(run.run, "destroying")
+        infrastructures = self._infrastructures(run)
+        for infrastructure in infrastructures:
+            with self.ledger.intent(run.run, "destroy", infrastructure):
+                self._remove(infrastructure, report)
+        self.ledger.set_state(run.run, "destroyed")
+        return []
+
+    def _infrastructures(self, run: Record) -> list[str]:
+        """Return the ids, also of one whose creation was asked for but whose id never came back."""
+        found = [i for i in self.im.find(run.run) if i != run.infrastructure]
+        return [run.infrastructure, *found] if run.infrastructure else found
+
+    def _remove(self, infrastructure: str, report: Callable[[str], None]) -> None:
+        self._until_im_forgets(infrastructure, report)
+        if self.traces:
+            self._until_nothing_carries_the_label(self.traces, infrastructure, report)
+            self.traces.wipe(infrastructure)
+
+    def _until_im_forgets(self, infrastructure: str, report: Callable[[str], None]) -> None:
+        clock = self.pace.clock
+        deadline, asked = clock() + self.pace.patience, float("-inf")
+        refusal = ""
+        while infrastructure in self.im.infrastructures():
+            if clock() > deadline:
+                raise RemoteError(
+                    f"IM does not destroy {infrastructure}: {refusal or 'it gives no cause'}",
+                    "look at the cloud, then run `mayfly destroy` again",
+                )
+            if clock() - asked > AGAIN_S or self._state(infrastructure) != "deleting":
+                asked = clock()
+                refusal = self._ask(infrastructure) or refusal
+            report(f"waiting for IM{': ' + refusal if refusal else ''}")
+            self.pace.sleep(self.pace.interval)
+
+    def _ask(self, infrastructure: str) -> str:
+        """Return IM's refusal: it refuses while it still creates nodes, and can be asked again."""
+        try:
+            self.im.destroy(infrastructure)
+        except RemoteError as error:
+            return str(error)
+        return ""
+
+    def _state(self, infrastructure: str) -> str:
+        try:
+            return self.im.state(infrastructure).infrastructure
+        except RemoteError:
+            return "unknown"  # it may be gone by now; the listing decides
+
+    def _until_nothing_carries_the_label(
+        self, traces: Traces, infrastructure: str, report: Callable[[str], None]
+    ) -> None:
+        deadline = self.pace.clock() + self.pace.patience
+        while left := traces.leftovers(infrastructure):
+            if self.pace.clock() > deadline:
+                names = ", ".join(left[:5])
+                raise RemoteError(
+                    f"still there after destroy: {names}",
+                    f"remove what carries the label im.infrastructure={infrastructure} by hand",
+                )
+            report(f"waiting for {len(left)} to go away")
+            self.pace.sleep(self.pace.interval)

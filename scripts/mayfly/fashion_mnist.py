@@ -1,0 +1,95 @@
+"""The data of the default job: Fashion-MNIST, for the local bucket that has none yet.
+
+CLOUD=local has no bucket of the user's to take data from. The real Fashion-MNIST comes from its
+Debian package, is converted once, and is kept by content hash; later runs only upload it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mayfly.errors import UserError
+from mayfly.local.host import install_packages
+from mayfly_train import convert, manifest, s3
+
+PACKAGE = "dataset-fashion-mnist"
+SOURCE = Path("/usr/share/datasets/fashion-mnist")
+OPTIONS = convert.Options(
+    format="idx",
+    name="Fashion-MNIST padded to 32x32x3",
+    class_names=(
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ),
+    padded=True,
+)
+
+
+def prepare(cache: Path, report: Callable[[str, float | None], None]) -> Path:
+    """Return a directory with the data as TFRecords and a manifest, made once per content.
+
+    Raises UserError when the Debian package is absent and cannot be installed.
+    """
+    source = _source(report)
+    directory = cache / "datasets" / f"fashion-mnist-{_digest(source)}"
+    if (directory / manifest.NAME).exists():
+        report("Fashion-MNIST was converted before: reused", None)
+        return directory
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(dir=directory.parent, prefix="making-"))
+    try:
+        convert.convert(
+            source,
+            making,
+            OPTIONS,
+            lambda done, total: report("converting Fashion-MNIST", done / total),
+        )
+        if not directory.exists():  # another run may have been quicker
+            making.rename(directory)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return directory
+
+
+def upload(
+    directory: Path, client: Any, uri: str, report: Callable[[str, float | None], None]
+) -> None:
+    """Put a prepared directory at an S3 address, its manifest last."""
+    target = s3.parse_uri(uri)
+    made = manifest.parse((directory / manifest.NAME).read_text(encoding="utf-8"))
+    done = 0
+    with s3.clear_errors(target):
+        for entry in made.files:
+            client.upload_file(
+                str(directory / entry.path), target.bucket, target.join(entry.path).key
+            )
+            done += entry.size
+            report(f"putting Fashion-MNIST at {uri}", done / made.total_bytes)
+    s3.write_json(client, target.join(manifest.NAME), json.loads(made.to_json()))
+
+
+def _source(report: Callable[[str, float | None], None]) -> Path:
+    if not convert.idx.is_directory_of_idx(SOURCE):
+        try:
+            install_packages([PACKAGE], "Fashion-MNIST", lambda text: report(text, None))
+        except UserError as error:
+            raise UserError(
+                f"the default job's data is not on this machine: {error.message}",
+                f"apt install {PACKAGE}, or set data.source",
+            ) from error
+    return SOURCE
+
+
+def _digest(source: Path) -> str:
+    """Sixteen hex digits that change with the files, and with the code that converts them."""
+    digest = hashlib.sha256(repr(OPTIONS).encode())
+    code = Path(convert.__file__).parent
+    for path in sorted([*source.iterdir(), *code.glob("*.py")]):
+        digest.update(f"{path.name} {manifest.file_sha256(path)}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,162 @@
+"""The Infrastructure Manager's REST interface, through its own client library.
+
+IM-client (GPL-3.0) answers every call with (success, value); here a failure is a RemoteError that
+carries IM's message on one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import requests
+from imclient import IMClient
+from radl.radl_parse import parse_radl
+
+from mayfly.errors import RemoteError
+from mayfly.redact import Secret
+
+MESSAGE_LENGTH = 400
+# What IM says of an infrastructure; those not named here mean "wait" (pending, running, unknown).
+READY = "configured"
+BROKEN = ("failed", "unconfigured", "stopped", "off", "deleting")
+
+
+@dataclass(frozen=True)
+class State:
+    """State of an infrastructure and of its nodes (node number → state)."""
+
+    infrastructure: str
+    nodes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node as IM knows it, with what is needed to log in."""
+
+    number: str
+    group: str  # RADL system: ps or worker
+    state: str
+    name: str
+    public_ip: str | None
+    private_ip: str | None
+    user: str
+    password: Secret | None
+    private_key: Secret | None
+
+
+class Manager(Protocol):
+    """What deploy and destroy need of IM."""
+
+    def create(self, radl: str) -> str: ...
+    def state(self, infrastructure: str) -> State: ...
+    def messages(self, infrastructure: str) -> str: ...
+    def nodes(self, infrastructure: str) -> list[Node]: ...
+    def infrastructures(self) -> list[str]: ...
+    def find(self, text: str) -> list[str]: ...
+    def destroy(self, infrastructure: str) -> None: ...
+
+
+class IM:
+    """A Manager over IM's REST interface."""
+
+    def __init__(self, url: str, auth_file: Path, *, verify: bool = True) -> None:
+        """Read the auth file; raises RemoteError when it cannot be read."""
+        self._url = url
+        try:
+            auth = IMClient.read_auth_data(str(auth_file))
+        except OSError as error:
+            raise RemoteError(f"IM's auth file cannot be read: {error}") from error
+        self._client = IMClient.init_client(url, auth, ssl_verify=verify)
+
+    def create(self, radl: str) -> str:
+        """Ask for an infrastructure and return its id at once; IM goes on creating it."""
+        return str(self._call("create", lambda: self._client.create(radl, asyncr=True)))
+
+    def state(self, infrastructure: str) -> State:
+        """Return the state; raises RemoteError when IM does not know the infrastructure."""
+        answer = self._property(infrastructure, "state")
+        return State(str(answer["state"]), {str(k): v for k, v in answer["vm_states"].items()})
+
+    def messages(self, infrastructure: str) -> str:
+        """Return what contextualization has printed so far."""
+        return str(self._property(infrastructure, "contmsg") or "")
+
+    def nodes(self, infrastructure: str) -> list[Node]:
+        """Return the nodes in order of their numbers."""
+        pairs = self._call("list the nodes", lambda: self._client.getinfo(infrastructure))
+        return [
+            _node(number, self._checked("describe a node", success, text))
+            for number, success, text in sorted(pairs, key=lambda pair: int(pair[0]))
+        ]
+
+    def node_messages(self, infrastructure: str, number: str) -> str:
+        """Return what contextualization has printed on one node."""
+        get = self._client.getvminfo
+        return str(self._call("read messages", lambda: get(infrastructure, number, "contmsg")))
+
+    def infrastructures(self) -> list[str]:
+        """Return the ids of all infrastructures of this IM user."""
+        return [str(i) for i in self._call("list", self._client.list_infras)]
+
+    def find(self, text: str) -> list[str]:
+        """Return the infrastructures whose RADL contains `text` (letters, digits and dashes)."""
+        flt = f".*{text}.*"
+        return [str(i) for i in self._call("list", lambda: self._client.list_infras(flt))]
+
+    def destroy(self, infrastructure: str) -> None:
+        """Ask IM to destroy an infrastructure; it does so in the background."""
+        self._call("destroy", lambda: self._client.destroy(infrastructure, asyncr=True))
+
+    def _property(self, infrastructure: str, name: str) -> Any:
+        get = self._client.get_infra_property
+        return self._call(f"read {name}", lambda: get(infrastructure, name))
+
+    def _call(self, what: str, call: Callable[[], tuple[bool, Any]]) -> Any:
+        try:
+            success, value = call()
+        except requests.RequestException as error:
+            cause = type(error).__name__
+            raise RemoteError(
+                f"IM does not answer at {self._url}: {cause}", hint="is the service running?"
+            ) from error
+        return self._checked(what, success, value)
+
+    @staticmethod
+    def _checked(what: str, success: bool, value: Any) -> Any:
+        if not success:
+            raise RemoteError(f"IM could not {what}: {one_line(str(value))}")
+        return value
+
+
+def one_line(answer: str) -> str:
+    """Return an answer of IM (plain text or its JSON error document) as one short line."""
+    try:
+        document = json.loads(answer)
+    except ValueError:
+        document = None
+    if isinstance(document, dict) and "message" in document:
+        answer = str(document["message"])
+    line = " ".join(answer.split())
+    return line if len(line) <= MESSAGE_LENGTH else line[: MESSAGE_LENGTH - 1] + "…"
+
+
+def _node(number: str, text: str) -> Node:
+    radl = parse_radl(text)
+    system = radl.systems[0]
+    password = system.getValue("disk.0.os.credentials.password")
+    key = system.getValue("disk.0.os.credentials.private_key")
+    return Node(
+        number=str(number),
+        group=system.name,
+        state=str(system.getValue("state") or "unknown"),
+        name=str(system.getValue("net_interface.0.dns_name") or number).replace("#N#", str(number)),
+        public_ip=radl.getPublicIP(),
+        private_ip=radl.getPrivateIP(),
+        user=str(system.getValue("disk.0.os.credentials.username") or "root"),
+        password=Secret(password) if password else None,
+        private_key=Secret(key) if key else None,
+    )

@@ -1,0 +1,193 @@
+"""The control machine's memory of its runs: a write-ahead journal in SQLite.
+
+Each call that creates or destroys something is written down before it is made, and its outcome
+after. Whatever happens between the two, the next `destroy` knows that there may be something.
+No secret is ever stored here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mayfly.errors import UserError
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+  run TEXT PRIMARY KEY, cloud TEXT NOT NULL, state TEXT NOT NULL, uri TEXT NOT NULL,
+  infrastructure TEXT, spec TEXT NOT NULL, outcome TEXT, error TEXT, summary TEXT,
+  created TEXT NOT NULL, updated TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS journal (
+  id INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs(run), action TEXT NOT NULL,
+  target TEXT NOT NULL, intended TEXT NOT NULL, outcome TEXT, detail TEXT, ended TEXT
+);
+"""
+STATES = ("preparing", "creating", "configuring", "training", "kept", "destroying", "destroyed")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row of the ledger: what a run is and how far it came."""
+
+    run: str
+    cloud: str
+    state: str  # one of STATES
+    uri: str
+    infrastructure: str | None
+    spec: dict[str, Any]
+    outcome: str | None  # succeeded | failed | interrupted; None while nobody knows
+    error: str | None
+    summary: dict[str, Any] | None
+    created: str
+    updated: str
+
+    @property
+    def destroyed(self) -> bool:
+        """Whether nothing of the run is left."""
+        return self.state == "destroyed"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One journalled call; `outcome` is None while nobody knows how it ended."""
+
+    run: str
+    action: str
+    target: str
+    outcome: str | None
+    detail: str | None
+
+
+class Step:
+    """The open half of a journal entry: tell it what the call returned."""
+
+    def __init__(self) -> None:
+        self.detail = ""
+
+
+class Ledger:
+    """SQLite in WAL mode, readable by its owner only."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the ledger; its directory gets mode 0700 and the file 0600."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        path.chmod(0o600)  # SQLite gives -wal and -shm the same mode
+        self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")  # an intent must survive a power cut
+        self._db.executescript(SCHEMA)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def add(self, run: str, cloud: str, uri: str, spec: dict[str, Any]) -> None:
+        """Record a new run, before anything of it exists."""
+        now = _now()
+        self._db.execute(
+            "INSERT INTO runs (run, cloud, state, uri, spec, created, updated)"
+            " VALUES (?, ?, 'preparing', ?, ?, ?, ?)",
+            (run, cloud, uri, json.dumps(spec, sort_keys=True), now, now),
+        )
+
+    def set_state(self, run: str, state: str) -> None:
+        """Move a run on to one of STATES."""
+        self._set(run, "state", state)
+
+    def set_outcome(self, run: str, outcome: str, error: str | None = None) -> None:
+        """Record how a run ended, whether or not its nodes are gone yet."""
+        self._set(run, "outcome", outcome)
+        self._set(run, "error", error)
+
+    def set_infrastructure(self, run: str, infrastructure: str) -> None:
+        """Record which infrastructure belongs to a run."""
+        self._set(run, "infrastructure", infrastructure)
+
+    def set_summary(self, run: str, summary: dict[str, Any]) -> None:
+        """Keep the document that the run ended with."""
+        self._set(run, "summary", json.dumps(summary))
+
+    def _set(self, run: str, column: str, value: str | None) -> None:
+        # `column` is always one of this module's own words, never input.
+        self._db.execute(
+            f"UPDATE runs SET {column} = ?, updated = ? WHERE run = ?", (value, _now(), run)
+        )
+
+    @contextmanager
+    def intent(self, run: str, action: str, target: str) -> Iterator[Step]:
+        """Journal a call: the intent before the block, `done` or the exception's text after it."""
+        cursor = self._db.execute(
+            "INSERT INTO journal (run, action, target, intended) VALUES (?, ?, ?, ?)",
+            (run, action, target, _now()),
+        )
+        step = Step()
+        try:
+            yield step
+        except BaseException as error:
+            self._finish(cursor.lastrowid, "failed", str(error) or type(error).__name__)
+            raise
+        self._finish(cursor.lastrowid, "done", step.detail)
+
+    def _finish(self, entry: int | None, outcome: str, detail: str) -> None:
+        self._db.execute(
+            "UPDATE journal SET outcome = ?, detail = ?, ended = ? WHERE id = ?",
+            (outcome, detail, _now(), entry),
+        )
+
+    def journal(self, run: str) -> list[Entry]:
+        """Return what was done for a run, oldest first."""
+        rows = self._db.execute("SELECT * FROM journal WHERE run = ? ORDER BY id", (run,))
+        return [Entry(r["run"], r["action"], r["target"], r["outcome"], r["detail"]) for r in rows]
+
+    def runs(self) -> list[Record]:
+        """Return all runs, newest first."""
+        rows = self._db.execute("SELECT * FROM runs ORDER BY created DESC, rowid DESC")
+        return [_record(row) for row in rows]
+
+    def get(self, run: str | None) -> Record:
+        """Return one run, the latest when none is named.
+
+        Raises UserError when there is none, naming the nearest one known.
+        """
+        known = self.runs()
+        if not known:
+            raise UserError("no run is known here", "start one with `mayfly deploy`")
+        if run is None:
+            return known[0]
+        for candidate in known:
+            if candidate.run == run:
+                return candidate
+        near = difflib.get_close_matches(run, [r.run for r in known], n=1, cutoff=0.0)
+        advice = f"did you mean {near[0]!r}? `mayfly ls` lists all"
+        raise UserError(f"unknown run: {run!r}", advice)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _record(row: sqlite3.Row) -> Record:
+    summary = json.loads(row["summary"]) if row["summary"] else None
+    return Record(
+        run=row["run"],
+        cloud=row["cloud"],
+        state=row["state"],
+        uri=row["uri"],
+        infrastructure=row["infrastructure"],
+        spec=json.loads(row["spec"]),
+        outcome=row["outcome"],
+        error=row["error"],
+        summary=summary,
+        created=row["created"],
+        updated=row["updated"],
+    )

@@ -1,0 +1,58 @@
+"""What can be known to be wrong before anything is created: keys, buckets, data.
+
+Each check raises an error of one line; none leaves anything behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mayfly.errors import UserError
+from mayfly_train import manifest, s3
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset in S3 whose listing matches its manifest."""
+
+    uri: str
+    files: int
+    bytes: int
+    name: str
+
+    def describe(self) -> str:
+        """Return what it is on one line."""
+        size = f"{self.files} files, {self.bytes / 2**20:,.0f} MiB"
+        return f"{self.name}: {size}" if self.name else size
+
+
+def check_bucket(client: Any, uri: str) -> None:
+    """Raise an error unless the keys are good for the bucket in `uri`, and it exists."""
+    s3.require_bucket(client, s3.parse_uri(uri))
+
+
+def check_dataset(client: Any, uri: str) -> Dataset:
+    """Return what the data prefix holds; raises an error unless it is whole."""
+    where = s3.parse_uri(uri)
+    sizes = s3.list_sizes(client, where)
+    if not sizes:
+        raise UserError(f"there is no data at {uri}", _advice(uri))
+    if manifest.NAME not in sizes:
+        raise UserError(f"there is no {manifest.NAME} at {uri}", _advice(uri))
+    text = s3.read_bytes(client, where.join(manifest.NAME)).decode(errors="replace")
+    listed = manifest.parse(text, str(where.join(manifest.NAME)))
+    if listed.kind != "dataset":
+        raise UserError(f"{uri} holds a {listed.kind}, not a dataset", "check data.source")
+    manifest.require_match(listed, sizes, uri)
+    name = str(listed.extra.get("name") or "")
+    return Dataset(uri, len(listed.files), listed.total_bytes, name)
+
+
+def is_empty(client: Any, uri: str) -> bool:
+    """Return whether nothing is below `uri`."""
+    return not s3.list_sizes(client, s3.parse_uri(uri))
+
+
+def _advice(uri: str) -> str:
+    return f"put it there with `mayfly data put DIRECTORY {uri}`, or set data.source"

@@ -1,0 +1,235 @@
+"""Wait for a run: its nodes, their contextualization, and then the training that they supervise.
+
+Training reports itself in `<run>/status.json`. A report that no longer changes is a failure with a
+cause, never an endless wait.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mayfly.display import duration
+from mayfly.errors import RunFailed
+from mayfly.im import BROKEN, READY, Manager, State
+
+Report = Callable[[str, float | None], None]
+
+EXPORTING, SUCCEEDED, FAILED = "exporting", "succeeded", "failed"
+TASK = re.compile(r"^TASK \[(?P<name>[^\]]+)\]", re.MULTILINE)
+FATAL = re.compile(r"^(fatal|failed): .*$|^.*(ERROR!|Traceback|unreachable=[1-9]).*$", re.MULTILINE)
+UNKNOWN_POLLS = 15  # IM says "unknown" for a moment whenever a cloud does not answer
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often to look, and how long without news is too long; the clock is for tests."""
+
+    interval: float = 2.0
+    patience: float = 1800.0  # seconds without any change
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Silence:
+    """Notices that a value has not changed for too long."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._value: Any = None
+        self._since = pace.clock()
+
+    def too_long(self, value: Any) -> bool:
+        """Return whether `value` has been the same for longer than the patience."""
+        if value != self._value:
+            self._value, self._since = value, self._pace.clock()
+        return self._pace.clock() - self._since > self._pace.patience
+
+
+@dataclass(frozen=True)
+class Status:
+    """What `status.json` says; unknown keys are kept in `raw`."""
+
+    state: str = "starting"
+    updated: str = ""
+    steps: int = 0
+    global_step: int = 0
+    samples_seen: int = 0
+    samples_processed: int = 0
+    examples_per_second: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    eta_s: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    export: Mapping[str, int] = field(default_factory=dict)
+    error: Mapping[str, Any] | None = None
+    model_uri: str | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Status:
+        """Return the status in a document; what is absent or null keeps its default."""
+        known = {name for name in cls.__dataclass_fields__ if name != "raw"}
+        given = {k: v for k, v in document.items() if k in known and v is not None}
+        return cls(**given, raw=dict(document))
+
+    def line(self) -> str:
+        """Return the progress of training on one line."""
+        parts = [f"step {self.global_step:,}" + (f" of {self.steps:,}" if self.steps else "")]
+        if self.examples_per_second is not None:
+            parts.append(f"{self.examples_per_second:,.0f} examples/s")
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.3f}")
+        if self.accuracy is not None:
+            parts.append(f"accuracy {self.accuracy:.4f}")
+        if self.eta_s is not None and self.state == "training":
+            parts.append(f"ETA {duration(self.eta_s)}")
+        return " · ".join(parts)
+
+    def exported(self) -> tuple[str, float | None]:
+        """Return a text and the fraction done of the upload."""
+        done, total = self.export.get("bytes_done") or 0, self.export.get("bytes_total") or 0
+        text = f"{done / 2**20:,.1f} of {total / 2**20:,.1f} MiB" if total else ""
+        return text, min(1.0, done / total) if total else None
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of the training that is done, if its length is known."""
+        return min(1.0, self.global_step / self.steps) if self.steps else None
+
+
+class Broken(RunFailed):
+    """A run that failed, with what is known of where: `details` has task, node and log_tail."""
+
+    def __init__(
+        self, message: str, hint: str | None = None, details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message, hint)
+        self.details = dict(details or {})
+
+    @property
+    def log_tail(self) -> list[str]:
+        """The last lines of what failed, possibly none."""
+        return [str(line) for line in self.details.get("log_tail") or ()]
+
+
+def wait_for_nodes(
+    im: Manager, infrastructure: str, count: int, pace: Pace, report: Report
+) -> None:
+    """Return when all nodes run; raises Broken when one cannot be made."""
+    for state in _states(im, infrastructure, pace):
+        up = sum(s in ("running", READY) for s in state.nodes.values())
+        report(f"{up} of {count} nodes are up", up / count)
+        if up >= count:
+            return
+
+
+def wait_until_configured(
+    im: Manager, infrastructure: str, pace: Pace, report: Report, on_poll: Callable[[], None]
+) -> None:
+    """Return when contextualization has ended well; `on_poll` is called at each look.
+
+    Raises Broken with the last lines of IM's messages when it has not.
+    """
+    silence = Silence(pace)
+    for state in _states(im, infrastructure, pace):
+        if state.infrastructure == READY:
+            return
+        messages = im.messages(infrastructure)
+        report(current_task(messages), None)
+        on_poll()
+        if silence.too_long((state, messages)):
+            raise Broken(
+                f"contextualization printed nothing for {duration(pace.patience)}",
+                hint="see the last lines above",
+                details={"log_tail": tail(messages)},
+            )
+
+
+def _states(im: Manager, infrastructure: str, pace: Pace) -> Iterator[State]:
+    silence = Silence(pace)
+    unknown = 0
+    while True:
+        state = im.state(infrastructure)
+        _refuse_broken(im, infrastructure, state)
+        unknown = unknown + 1 if "unknown" in (state.infrastructure, *state.nodes.values()) else 0
+        if unknown > UNKNOWN_POLLS:
+            raise Broken(f"IM has lost sight of its nodes: {describe(state)}")
+        yield state
+        if state.infrastructure == "pending" and silence.too_long(state):
+            raise Broken(f"no node came up in {duration(pace.patience)}: {describe(state)}")
+        pace.sleep(pace.interval)
+
+
+def _refuse_broken(im: Manager, infrastructure: str, state: State) -> None:
+    broken = [s for s in (state.infrastructure, *state.nodes.values()) if s in BROKEN]
+    if not broken:
+        return
+    messages = im.messages(infrastructure)
+    what = "contextualization failed" if "unconfigured" in broken else "the nodes were not made"
+    raise Broken(f"{what}: {describe(state)}", details={"log_tail": tail(messages)})
+
+
+def describe(state: State) -> str:
+    """Return the nodes' states on one line."""
+    nodes = ", ".join(f"node {number} {s}" for number, s in sorted(state.nodes.items()))
+    return nodes or state.infrastructure
+
+
+def current_task(messages: str) -> str:
+    """Return the name of the Ansible task that the messages end in."""
+    found = TASK.findall(messages)
+    return found[-1].rpartition(" : ")[2] if found else "preparing the nodes"
+
+
+def tail(messages: str, lines: int = 30) -> list[str]:
+    """Return the lines that explain a failure: from the last fatal one on, or the last ones."""
+    every = [line.rstrip() for line in messages.splitlines() if line.strip()]
+    fatal = [n for n, line in enumerate(every) if FATAL.match(line)]
+    start = max(0, (fatal[-1] - 1) if fatal else len(every) - lines)
+    return every[start : start + lines]
+
+
+def wait_for_status(
+    states: Collection[str],
+    read: Callable[[], Status | None],
+    nodes: Callable[[], str],
+    pace: Pace,
+    on_status: Callable[[Status], None],
+) -> Status:
+    """Return the first status whose state is one of `states`.
+
+    `read` gets the status, None while there is none; `nodes` describes the nodes, asked only to
+    explain a silence. Raises Broken when the run says so, or says nothing new for too long.
+    """
+    silence = Silence(pace)
+    last = Status()
+    while True:
+        status = read()
+        if status is not None and status != last:
+            last = status
+            on_status(last)
+        if last.state in states:
+            return last
+        if last.state == FAILED:
+            raise failure(last)
+        if silence.too_long((last.state, last.updated)):
+            known = last.line() if last.updated else "it never reported"
+            raise Broken(
+                f"the run has given no sign of life for {duration(pace.patience)}: {known}",
+                hint=nodes(),
+                details=last.error,
+            )
+        pace.sleep(pace.interval)
+
+
+def failure(status: Status) -> Broken:
+    """Return the exception that says what a failed status says."""
+    error = status.error or {}
+    where = " on ".join(str(error[key]) for key in ("task", "node") if error.get(key))
+    message = str(error.get("message") or "no cause given")
+    return Broken(f"training failed: {where + ': ' if where else ''}{message}", details=error)

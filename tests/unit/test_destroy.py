@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from tests.unit.deploy_fakes import FakeClock, FakeIM, FakeTraces
+
+from mayfly.destroy import Destroyer
+from mayfly.errors import RemoteError
+from mayfly.ledger import Ledger
+from mayfly.watch import Pace
+
+RUN = "faces-261128-100000-abcd"
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    opened = Ledger(tmp_path / "ledger.sqlite")
+    opened.add(RUN, "local", f"s3://mayfly/{RUN}/", {})
+    yield opened
+    opened.close()
+
+
+def destroyer(im: FakeIM, ledger: Ledger, traces: FakeTraces | None = None) -> Destroyer:
+    clock = FakeClock()
+    return Destroyer(im, ledger, traces, Pace(1.0, 60.0, clock, clock.sleep))
+
+
+def destroy(im: FakeIM, ledger: Ledger, traces: FakeTraces | None = None) -> list[str]:
+    said: list[str] = []
+    left = destroyer(im, ledger, traces).destroy(ledger.get(RUN), said.append)
+    assert left == []
+    return said
+
+
+def test_it_ends_when_im_and_the_cloud_list_nothing(ledger):
+    im = FakeIM(radls={"infra-7": f"description {RUN}"}, polls_until_gone=3)
+    ledger.set_infrastructure(RUN, "infra-7")
+    traces = FakeTraces(left=["node-1", "network-1"])
+    destroy(im, ledger, traces)
+    assert im.radls == {}
+    assert traces.left == []
+    assert traces.wiped == ["infra-7"]
+    assert ledger.get(RUN).destroyed
+    assert [(e.action, e.target, e.outcome) for e in ledger.journal(RUN)] == [
+        ("destroy", "infra-7", "done")
+    ]
+
+
+def test_it_asks_again_when_im_refuses(ledger):
+    """IM answers 409 to a DELETE while it still creates nodes."""
+    im = FakeIM(radls={"infra-7": RUN}, refusals=["still adding", "still adding"])
+    ledger.set_infrastructure(RUN, "infra-7")
+    said = destroy(im, ledger)
+    assert im.asked == ["infra-7"] * 3
+    assert any("still adding" in line for line in said)
+
+
+def test_it_does_not_nag_while_im_is_deleting(ledger):
+    im = FakeIM(radls={"infra-7": RUN}, polls_until_gone=20)
+    ledger.set_infrastructure(RUN, "infra-7")
+    destroy(im, ledger)
+    assert im.asked == ["infra-7"]
+
+
+def test_it_finds_an_infrastructure_whose_id_never_came_back(ledger):
+    im = FakeIM(radls={"infra-9": f"description {RUN} ()", "other": "description x ()"})
+    destroy(im, ledger)
+    assert list(im.radls) == ["other"]
+
+
+def test_what_does_not_go_away_is_named(ledger):
+    im = FakeIM(radls={"infra-7": RUN})
+    ledger.set_infrastructure(RUN, "infra-7")
+    traces = FakeTraces(left=["node-1"], stuck=True)
+    with pytest.raises(RemoteError, match="node-1"):
+        destroyer(im, ledger, traces).destroy(ledger.get(RUN), lambda text: None)
+    assert traces.wiped == []
+    assert not ledger.get(RUN).destroyed
+
+
+def test_a_refusing_im_is_given_up_with_its_message(ledger):
+    im = FakeIM(radls={"infra-7": RUN}, refusals=["no credentials"] * 1000)
+    ledger.set_infrastructure(RUN, "infra-7")
+    with pytest.raises(RemoteError, match="no credentials"):
+        destroyer(im, ledger).destroy(ledger.get(RUN), lambda text: None)
+    assert ledger.get(RUN).state == "destroying"
+    assert ledger.journal(RUN)[-1].outcome == "failed"
+
+
+def test_a_run_without_anything_is_destroyed_at_once(ledger):
+    im = FakeIM()
+    destroy(im, ledger)
+    assert im.asked == []
+    assert ledger.get(RUN).destroyed
