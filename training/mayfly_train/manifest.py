@@ -79,13 +79,15 @@ def build(kind: str, files: Iterable[Entry], **extra: Any) -> Manifest:
 
 
 def from_directory(directory: Path, kind: str, **extra: Any) -> Manifest:
-    """A manifest of every file below a directory, except a manifest at its top."""
+    """A manifest of every file below a directory, hidden ones and a manifest at its top left out."""
     if not directory.is_dir():
         raise BadManifest(f"not a directory: {directory} — name the directory that holds the files")
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     names = [(path, path.relative_to(directory).as_posix()) for path in paths]
     entries = [
-        Entry(name, path.stat().st_size, file_sha256(path)) for path, name in names if name != NAME
+        Entry(name, path.stat().st_size, file_sha256(path))
+        for path, name in names
+        if name != NAME and not any(part.startswith(".") for part in name.split("/"))
     ]
     return build(kind, entries, **extra)
 

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mayfly_train.convert import cifar10, idx, images
-from mayfly_train.convert.dataset import Dataset, Layout, Progress, write
+from mayfly_train.convert.dataset import SPLITS, Dataset, Layout, Progress, write
 from mayfly_train.errors import BadInput
 from mayfly_train.manifest import Manifest
 
+__all__ = [
+    "SPLITS", "Dataset", "Layout", "Options", "Progress", "cifar10", "convert", "detect", "idx",
+    "images", "load", "write",
+]  # fmt: skip
 FORMATS = ("auto", "cifar10", "idx", "images")
 
 
