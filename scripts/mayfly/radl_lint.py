@@ -20,6 +20,8 @@ from mayfly.errors import UserError
 _OUTPORTS = re.compile(r"outports\s*=\s*'([^']*)'")
 _CONTAINS = re.compile(r"contains\s*\(([^()]*)\)")
 _QUOTED = re.compile(r"'(?:[^\\']|\\.)*'")
+_COMMENT = re.compile(r"('(?:[^\\']|\\.)*')|#.*")
+_STRANGE = re.compile(r"[^\w.,()\[\]=<>@\s-]|(?<![\w.-])-")
 _SENTENCE = re.compile(r"^\s*(network|system|configure)\s+([A-Za-z_.][\w.-]*)")
 _CONTEXT = re.compile(r"\bsystem\s+([A-Za-z_.][\w.-]*)\s+configure\s+([A-Za-z_.][\w.-]*)")
 _DEPLOY = re.compile(r"^\s*deploy\s+([A-Za-z_.][\w.-]*)\s+(\d+)")
@@ -53,6 +55,7 @@ def lint(text: str) -> list[Finding]:
     """All findings in a RADL text, in order of lines; empty when IM would take it."""
     outside, recipes = _split(text)
     found = {
+        *_skipped_characters(outside),
         *_outports(outside),
         *_contains(outside),
         *_old_applications(outside),
@@ -80,7 +83,7 @@ def _split(text: str) -> tuple[list[str], list[_Recipe]]:
     body: list[str] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         if body is None:
-            outside.append("" if line.lstrip().startswith("#") else line)
+            outside.append(_COMMENT.sub(lambda match: match[1] or "", line))
             if line.strip() == "@begin":
                 body = []
         elif line.startswith("@end"):
@@ -91,6 +94,14 @@ def _split(text: str) -> tuple[list[str], list[_Recipe]]:
             body.append(line)
             outside.append("")
     return outside, recipes
+
+
+def _skipped_characters(lines: list[str]) -> Iterator[Finding]:
+    """The parser leaves out, silently, what it does not know: it reads -1 as 1."""
+    text = _QUOTED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), "\n".join(lines))
+    for match in _STRANGE.finditer(text):
+        number = text.count("\n", 0, match.start()) + 1
+        yield Finding(number, f"{match[0]!r} outside of quotes: the parser skips it — remove it")
 
 
 def _outports(lines: list[str]) -> Iterator[Finding]:

@@ -349,7 +349,7 @@ class ClusterSpec(Model):
     trainer: Trainer = Trainer()
     """What trains."""
     data: Data = Data()
-    """The training data."""
+    """What it trains on."""
     store: Literal["hdfs"] = "hdfs"
     """The shared file system of the nodes."""
     model: ModelOutput = ModelOutput()

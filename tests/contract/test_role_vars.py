@@ -1,0 +1,62 @@
+"""The renderer and the roles agree: every variable we set exists, and every required one is set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mayfly.clouds import load_job
+from mayfly.role_vars import role_vars, share
+from mayfly.run import Run
+from mayfly.steps import load_stages
+
+ROLES = Path(__file__).resolve().parents[2] / "roles"
+USED = sorted({name for s in load_stages() for play in s.plays for name in play.role_names})
+JOBS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "git": {
+        "trainer.program": "git+https://example.org/repo.git@v1",
+        "trainer.directory": "code",
+        "trainer.entrypoint": "train.py",
+        "trainer.args": {"layers": [1, 2], "fast": True},
+        "mode": "sync",
+    },
+}
+TYPES = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list, "float": (int, float)}
+
+
+def variables(job: str) -> dict[str, Any]:
+    spec, _ = load_job(None, {"cloud": "local", **JOBS[job]}, {})
+    run = Run("r-1", "docker://i", "mayfly.training,0.1.0", "http://x:1", "us-east-1", True)
+    return role_vars(spec, run)
+
+
+def options(role: str) -> dict[str, dict[str, Any]]:
+    specs = yaml.safe_load((ROLES / role / "meta/argument_specs.yml").read_text())
+    return specs["argument_specs"]["main"]["options"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_variable_belongs_to_a_role_of_some_stage(job):
+    assert share(variables(job), USED) == variables(job)
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("role", USED)
+def test_every_variable_is_one_that_the_role_takes(role, job):
+    own = share(variables(job), [role])
+    known = options(role)
+    assert set(own) - set(known) == set()
+    for name, value in own.items():
+        assert isinstance(value, TYPES[known[name].get("type", "str")]), name
+        assert value in known[name].get("choices", [value]), name
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("role", USED)
+def test_every_required_variable_is_set(role, job):
+    required = {name for name, option in options(role).items() if option.get("required")}
+    assert required - set(variables(job)) == set()

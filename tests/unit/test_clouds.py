@@ -1,0 +1,73 @@
+"""Cloud profiles: data files, checked as they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mayfly.clouds import CLOUDS, known_clouds, load_cloud, load_job, notices
+from mayfly.errors import MayflyError, UserError
+
+
+@pytest.mark.parametrize("name", known_clouds())
+def test_every_profile_is_valid(name):
+    profile = load_cloud(name)
+    assert profile.name == name
+    assert set(profile.sizes) == {"ps", "worker"}
+
+
+def test_local_costs_nothing_and_has_a_bucket():
+    profile = load_cloud("local")
+    assert not profile.needs_confirmation
+    assert profile.bucket
+    assert profile.collection == "url"
+
+
+def test_an_unknown_cloud_lists_the_known_ones():
+    with pytest.raises(UserError) as caught:
+        load_cloud("loacl")
+    assert "unknown cloud: 'loacl'" in str(caught.value)
+    assert "known: " in str(caught.value)
+    assert "did you mean 'local'?" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../local", "", "zzz"])
+def test_no_way_out_of_the_directory(name):
+    with pytest.raises(UserError, match="unknown cloud"):
+        load_cloud(name)
+
+
+@pytest.mark.parametrize("text", ["title: x\n", "- a\n", "{"])
+def test_a_broken_profile_is_our_fault(tmp_path: Path, text: str):
+    (tmp_path / "odd.yml").write_text(text)
+    with pytest.raises(MayflyError, match="not a cloud profile") as caught:
+        load_cloud("odd", tmp_path)
+    assert caught.value.exit_code == 1
+
+
+def test_a_profile_with_an_unknown_key_is_refused(tmp_path: Path):
+    text = (CLOUDS / "local.yml").read_text() + "imagee: x\n"
+    (tmp_path / "odd.yml").write_text(text)
+    with pytest.raises(MayflyError, match="imagee"):
+        load_cloud("odd", tmp_path)
+
+
+def test_a_job_comes_with_its_cloud_and_full_uris():
+    spec, profile = load_job(None, {"cloud": "local"}, {})
+    assert profile.name == "local"
+    assert spec.data.source == f"s3://{profile.bucket}/datasets/fashion-mnist/"
+    assert spec.model.destination == f"s3://{profile.bucket}/"
+
+
+def test_what_a_cloud_cannot_give_is_said():
+    overrides = {"cloud": "local", "nodes.worker.instance": "g5.xlarge", "nodes.worker.spot": True}
+    spec, profile = load_job(None, overrides, {})
+    said = notices(spec, profile)
+    assert len(said) == 2
+    assert "nodes.worker.instance is ignored" in said[0]
+
+
+def test_nothing_is_said_when_all_is_given():
+    spec, profile = load_job(None, {"cloud": "local"}, {})
+    assert notices(spec, profile) == []
