@@ -298,7 +298,8 @@ def _job(context: typer.Context, keep: bool = False) -> Job:
     given = context.params
     assigned = dict(parse_assignment(text) for text in given["settings"] or [])
     flags = {name: given[name] for name in FLAGS}
-    spec, profile = load_job(given["job"], {**assigned, **flags}, os.environ)
+    file = Path(given["job"]) if given["job"] else None
+    spec, profile = load_job(file, {**assigned, **flags}, os.environ)
     return Job(spec, profile, keep)
 
 

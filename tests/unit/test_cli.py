@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from mayfly import cli
+from mayfly.errors import RemoteError
+from mayfly.ledger import Ledger
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("MAYFLY_STATE_DIR", str(tmp_path))
+    for name in ("MAYFLY_CLOUD", "MAYFLY_BUCKET", "MAYFLY_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def mayfly(monkeypatch, capsys):
+    """Run the command as its executable does; returns exit code, standard output and error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mayfly", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def ledger_with(state, *runs: str) -> Ledger:
+    ledger = Ledger(state / "ledger.sqlite")
+    for run in runs:
+        ledger.add(run, "local", f"s3://mayfly/{run}/", {})
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["deploy", "--cloud", "awz"], "unknown cloud: 'awz'"),
+        (["deploy", "--cloud", "local", "--workers", "0"], "nodes.worker.count"),
+        (["deploy", "--cloud", "local", "--steps", "-5"], "trainer.steps"),
+        (["deploy", "--cloud", "local", "--set", "trainer.stepz=5"], "steps"),
+        (["deploy", "--cloud", "local", "--set", "nonsense"], "key=value"),
+        (["deploy"], "--cloud"),
+        (["deploy", "absent.yml", "--cloud", "local"], "absent.yml"),
+        (["deploy", "--workers", "two"], "two"),
+        (["depliy"], "deploy"),
+        (["lint", "absent.radl"], "absent.radl"),
+        (["destroy"], "mayfly deploy"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(mayfly, words, says):
+    code, out, err = mayfly(*words)
+    assert code == 2
+    assert out == ""
+    assert says in err
+    assert err.startswith("mayfly: ")
+    assert err.count("\n") == 1
+
+
+def test_an_error_with_json_is_a_document_too(mayfly):
+    code, out, err = mayfly("deploy", "--cloud", "awz", "--json")
+    document = json.loads(out)
+    assert (code, document["ok"]) == (2, False)
+    assert "awz" in document["error"]["message"]
+    assert err.count("\n") == 1
+
+
+def test_a_bug_is_called_internal_and_traced_only_on_demand(mayfly, monkeypatch):
+    def broken() -> Ledger:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(cli, "_ledger", broken)
+    code, _, err = mayfly("ls")
+    assert code == 1
+    assert err == (
+        "mayfly: internal error: ZeroDivisionError: division by zero"
+        " (--debug shows the traceback)\n"
+    )
+    code, _, err = mayfly("ls", "--debug")
+    assert code == 1
+    assert "Traceback" in err
+
+
+def test_a_remote_error_is_exit_code_1(mayfly, monkeypatch):
+    def broken() -> Ledger:
+        raise RemoteError("IM does not answer")
+
+    monkeypatch.setattr(cli, "_ledger", broken)
+    assert mayfly("ls")[0] == 1
+
+
+def test_destroying_an_unknown_run_names_the_nearest(mayfly, state):
+    ledger_with(state, "faces-261128-100000-abcd", "other-261128-100000-beef")
+    code, _, err = mayfly("destroy", "faces-261128-100000-abc")
+    assert code == 2
+    assert "faces-261128-100000-abcd" in err
+
+
+def test_destroying_again_is_said_and_harmless(mayfly, state):
+    ledger_with(state, "one").set_state("one", "destroyed")
+    code, out, _ = mayfly("destroy", "one")
+    assert (code, out) == (0, "run one: already destroyed\n")
+    code, out, _ = mayfly("destroy", "one", "--json")
+    assert code == 0
+    assert json.loads(out)["already_destroyed"] is True
+
+
+def test_runs_are_listed_newest_first(mayfly, state):
+    ledger_with(state, "one", "two").set_outcome("one", "failed", "no space")
+    runs = json.loads(mayfly("ls", "--json")[1])["runs"]
+    assert [(r["run"], r["state"], r["outcome"]) for r in runs] == [
+        ("two", "preparing", None),
+        ("one", "preparing", "failed"),
+    ]
+    assert "two" in mayfly("ls")[1]
+
+
+def test_the_status_of_a_destroyed_run_starts_no_service(mayfly, state, monkeypatch):
+    ledger_with(state, "one").set_state("one", "destroyed")
+    monkeypatch.setattr(cli, "open_services", None)
+    code, out, _ = mayfly("status", "--json")
+    assert code == 0
+    assert json.loads(out)["state"] == "destroyed"
+
+
+def test_the_schema_is_json(mayfly):
+    code, out, _ = mayfly("schema")
+    assert code == 0
+    assert "trainer" in json.loads(out)["properties"]
+
+
+def test_lint_tells_file_and_line(mayfly, tmp_path):
+    wrong = tmp_path / "wrong.radl"
+    wrong.write_text("network public (outports = '22/tcp, 80/tcp')\nsystem ps ()\ndeploy ps 1\n")
+    code, out, _ = mayfly("lint", str(wrong))
+    assert code == 2
+    assert out.startswith(f"{wrong}:1: ")
+    code, out, _ = mayfly("lint", str(wrong), "--json")
+    assert json.loads(out)["findings"][0]["line"] == 1
+
+
+def test_what_follows_two_dashes_is_the_nodes_command(mayfly, monkeypatch, state):
+    ledger_with(state, "one").set_infrastructure("one", "infra-1")
+    seen = []
+
+    class FakeServices:
+        im = None
+
+    monkeypatch.setattr(cli, "open_services", lambda *_, **__: FakeServices())
+    monkeypatch.setattr(
+        cli.access, "log_in", lambda im, r, node, words: seen.append((node, words)) or 7
+    )
+    code, _, _ = mayfly("ssh", "worker-1", "--", "df", "-h", "--json")
+    assert (code, seen) == (7, [("worker-1", ["df", "-h", "--json"])])
+
+
+COMMANDS = [
+    *(["deploy"], ["plan"], ["status"], ["ls"], ["logs"], ["ssh"], ["tensorboard"], ["destroy"]),
+    *(["schema"], ["lint"], ["local", "up"], ["local", "down"], ["local", "status"]),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_each_help_has_an_example_and_the_common_flags(command):
+    shown = CliRunner().invoke(cli.app, [*command, "--help"])
+    assert shown.exit_code == 0
+    assert f"Example: mayfly {' '.join(command)}" in shown.output
+    assert "--json" in shown.output
+    assert "--debug" in shown.output

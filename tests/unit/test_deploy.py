@@ -1,0 +1,222 @@
+"""A deployment's course: what is created, shown, recorded and destroyed, with services faked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+
+import pytest
+from tests.unit.deploy_fakes import FakeClock, FakeDisplay, FakeIM, FakeTraces
+
+from mayfly import deploy as module
+from mayfly.clouds import load_job
+from mayfly.credentials import S3Settings
+from mayfly.deploy import Job, Ready, Tools, deploy
+from mayfly.errors import RemoteError, UserError
+from mayfly.im import State
+from mayfly.ledger import Ledger
+from mayfly.redact import Secret
+from mayfly.run import Run
+from mayfly.services import Services
+from mayfly.summary import PHASES
+from mayfly.watch import Pace, Status
+from mayfly_train.manifest import Entry, Manifest
+
+RUN = "faces-261128-100000-abcd"
+URI = f"s3://bucket/{RUN}/"
+CANARY = "canary-of-the-tests"
+RADL = f"description {RUN} ()\nkey='@input.s3_secret_access_key@' '@input.s3_access_key_id@'"
+DONE = {
+    "state": "succeeded",
+    "updated": "t9",
+    "steps": 100,
+    "global_step": 100,
+    "samples_seen": 12800,
+    "samples_processed": 13000,
+    "accuracy": 0.9,
+    "phases": {"staging": 1.0, "training": 42.0, "export": 3.0},
+}
+
+
+@dataclass
+class FakeStore:
+    """A run's objects in S3: the next statuses, and what was written."""
+
+    statuses: list[dict] = field(default_factory=lambda: [DONE])
+    reports: list[dict] = field(default_factory=lambda: [{"seconds": 2.0}])
+    written: dict[str, str] = field(default_factory=dict)
+    writable: bool = True
+
+    def write_job(self, spec):
+        if not self.writable:
+            raise UserError("S3 access denied: s3://bucket/", "check the keys")
+        self.written["job.json"] = json.dumps(spec)
+
+    def write_log(self, name, text):
+        self.written[name] = text
+
+    def status(self):
+        return Status.of(self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0])
+
+    def staging(self):
+        return self.reports
+
+
+@dataclass
+class Stage:
+    """Everything around one deployment."""
+
+    im: FakeIM
+    store: FakeStore
+    traces: FakeTraces
+    tools: Tools
+    display: FakeDisplay
+    ready: Ready
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    im = FakeIM(states={"infra-0": [State("configured", dict.fromkeys("012", "configured"))]})
+    store, traces, display = FakeStore(), FakeTraces(), FakeDisplay()
+    keys = S3Settings(Secret("the-key-id"), Secret(CANARY), None, "http://s3", "r", "test")
+    spec, profile = load_job(None, {"cloud": "local", "workers": 2}, {})
+    run = Run(RUN, "docker://image", "url", "http://s3", "r")
+    services = Services(im, keys, None, traces)
+    ready = Ready(Job(spec, profile), run, URI, services, store, RADL, tmp_path / "x.radl")
+    tools = Tools(Ledger(tmp_path / "ledger.sqlite"), display, {}, tmp_path, tmp_path)
+    clock = FakeClock()
+    quick = lambda interval=1.0, patience=60.0: Pace(interval, patience, clock, clock.sleep)  # noqa: E731
+    monkeypatch.setattr(module, "Pace", quick)
+    monkeypatch.setattr(module, "prepare", lambda *_: ready)
+    whole = Manifest("model", (Entry("model/saved_model.pb", 5, "0" * 64),), "now")
+    monkeypatch.setattr(module, "verify_model", lambda client, uri: whole)
+    return Stage(im, store, traces, tools, display, ready)
+
+
+def run(stage: Stage):
+    return deploy(stage.ready.job, stage.tools)
+
+
+def test_a_run_that_ends_well(stage):
+    outcome = run(stage)
+    assert outcome.error is None
+    document = outcome.document
+    assert {**document, "phases": None} == {
+        "ok": True,
+        "run": RUN,
+        "model_uri": f"{URI}model/",
+        "accuracy": 0.9,
+        "global_step": 100,
+        "samples_seen": 12800,
+        "samples_processed": 13000,
+        "phases": None,
+        "leftovers": 0,
+    }
+    assert list(document["phases"]) == list(PHASES)
+    assert (document["phases"]["training"], document["phases"]["export"]) == (42.0, 3.0)
+    assert stage.im.radls == {}
+    assert stage.traces.wiped == ["infra-0"]
+    record = stage.tools.ledger.get(RUN)
+    assert (record.state, record.outcome, record.summary) == ("destroyed", "succeeded", document)
+
+
+def test_secrets_reach_im_and_nothing_else(stage, tmp_path):
+    sent: list[str] = []
+    create = stage.im.create
+    stage.im.create = lambda radl: (sent.append(radl), create(radl))[1]
+    stage.im.text = f"debug: {CANARY}"
+    stage.display.redact = stage.display.redact.knowing(stage.ready.services.s3.secrets)
+    run(stage)
+    assert CANARY in sent[0]
+    assert CANARY not in "\n".join(stage.display.lines)
+    assert CANARY not in json.dumps(stage.store.written)
+    for path in tmp_path.iterdir():
+        assert CANARY.encode() not in path.read_bytes()
+
+
+def test_a_failed_training_is_told_and_everything_destroyed(stage):
+    error = {"task": "chief-0", "node": "n", "message": "exit code 1", "log_tail": ["boom"]}
+    stage.store.statuses = [{"state": "failed", "updated": "t", "error": error}]
+    outcome = run(stage)
+    assert outcome.error is not None
+    document = outcome.document
+    assert (document["ok"], document["run"], document["leftovers"]) == (False, RUN, 0)
+    assert document["error"]["task"] == "chief-0"
+    assert document["error"]["log_tail"] == ["boom"]
+    assert any("boom" in line for line in stage.display.lines)
+    assert stage.im.radls == {}
+    assert stage.tools.ledger.get(RUN).outcome == "failed"
+
+
+def test_a_model_that_is_not_whole_is_a_failed_run(stage, monkeypatch):
+    def broken(client, uri):
+        raise RemoteError("the model is not whole")
+
+    monkeypatch.setattr(module, "verify_model", broken)
+    outcome = run(stage)
+    assert outcome.document["ok"] is False
+    assert stage.im.radls == {}
+
+
+def test_ctrl_c_destroys_what_was_made(stage):
+    def interrupted(infrastructure):
+        raise KeyboardInterrupt
+
+    stage.im.state = interrupted
+    outcome = run(stage)
+    assert isinstance(outcome.error, KeyboardInterrupt)
+    assert stage.im.asked == ["infra-0"]
+    assert any("destroying what was made" in line for line in stage.display.lines)
+    assert stage.tools.ledger.get(RUN).outcome == "interrupted"
+
+
+def test_a_bug_of_ours_destroys_too(stage):
+    stage.store.reports = [{"seconds": "not a number"}]
+    outcome = run(stage)
+    assert isinstance(outcome.error, ValueError)
+    assert outcome.document["error"]["kind"] == "InternalError"
+    assert stage.im.radls == {}
+
+
+def test_kept_nodes_are_left_and_counted(stage):
+    stage.ready = replace(stage.ready, job=replace(stage.ready.job, keep=True))
+    stage.traces.left, stage.traces.stuck = ["node-1", "node-2"], True
+    outcome = run(stage)
+    assert outcome.document["leftovers"] == 2
+    assert stage.im.asked == []
+    assert stage.tools.ledger.get(RUN).state == "kept"
+    assert any(f"mayfly destroy {RUN}" in line for line in stage.display.lines)
+
+
+def test_what_cannot_be_destroyed_is_a_failure_that_counts_it(stage, monkeypatch):
+    stage.traces.left, stage.traces.stuck = ["node-1"], True
+    clock = FakeClock()
+
+    def quick(im, ledger, traces):
+        return module_destroyer(im, ledger, traces, Pace(1.0, 5.0, clock, clock.sleep))
+
+    module_destroyer = module.Destroyer
+    monkeypatch.setattr(module, "Destroyer", quick)
+    outcome = run(stage)
+    assert outcome.document["ok"] is False
+    assert outcome.document["leftovers"] == 1
+    assert "node-1" in outcome.document["error"]["message"]
+
+
+def test_staging_is_not_counted_twice(stage):
+    """Contextualization is reported without the staging that happens inside it."""
+    phases = module.Phases(stage.display)
+    phases.seconds["contextualization"] = 100.0
+    module._split_staging(phases, 30.0)
+    assert (phases.seconds["contextualization"], phases.seconds["staging"]) == (70.0, 30.0)
+    module._split_staging(phases, 40.0)
+    assert (phases.seconds["contextualization"], phases.seconds["staging"]) == (60.0, 40.0)
+
+
+def test_keys_that_cannot_write_are_refused_before_anything_is_made(stage):
+    stage.store.writable = False
+    outcome = run(stage)
+    assert isinstance(outcome.error, UserError)
+    assert outcome.document["run"] is None
+    assert stage.im.asked == []
+    assert stage.tools.ledger.runs() == []

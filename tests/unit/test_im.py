@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import requests
+
+from mayfly.errors import RemoteError
+from mayfly.im import IM, one_line
+
+NODE = """
+network private ()
+network public (outbound = 'yes')
+system worker (
+state = 'configured' and
+net_interface.0.connection = 'private' and
+net_interface.0.ip = '10.1.0.7' and
+net_interface.0.dns_name = 'worker-#N#' and
+net_interface.1.connection = 'public' and
+net_interface.1.ip = '8.8.1.2' and
+disk.0.os.credentials.username = 'root' and
+disk.0.os.credentials.password = 'canary-password'
+)
+"""
+
+
+class FakeClient:
+    """The upstream client: answers (success, value)."""
+
+    def __init__(self, **answers) -> None:
+        self.answers = answers
+
+    def _answer(self, name):
+        answer = self.answers[name]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def create(self, radl, asyncr=False):
+        assert asyncr, "the id has to be known at once"
+        return self._answer("create")
+
+    def getinfo(self, infrastructure):
+        return self._answer("getinfo")
+
+    def get_infra_property(self, infrastructure, name):
+        return self._answer(name)
+
+
+@pytest.fixture
+def im(tmp_path):
+    auth = tmp_path / "auth.dat"
+    auth.write_text("id = im; type = InfrastructureManager; username = u; password = p\n")
+    made = IM("http://127.0.0.1:8800", auth)
+
+    def answering(**answers) -> IM:
+        made._client = FakeClient(**answers)
+        return made
+
+    return answering
+
+
+def test_a_refusal_is_one_line(im):
+    answer = '{"message": "Error parsing\\n  the RADL", "code": 400}'
+    with pytest.raises(RemoteError, match="IM could not create: Error parsing the RADL$"):
+        im(create=(False, answer)).create("…")
+
+
+def test_a_dead_service_is_named(im):
+    with pytest.raises(RemoteError, match=r"does not answer at http://127\.0\.0\.1:8800"):
+        im(create=requests.ConnectionError("…")).create("…")
+
+
+def test_a_missing_auth_file_is_an_error_of_ours(tmp_path):
+    with pytest.raises(RemoteError, match="auth file"):
+        IM("http://127.0.0.1:8800", tmp_path / "absent")
+
+
+def test_the_state_has_the_nodes(im):
+    answer = {"state": "running", "vm_states": {"0": "configured", "1": "running"}}
+    state = im(state=(True, answer)).state("i")
+    assert state.infrastructure == "running"
+    assert state.nodes == {"0": "configured", "1": "running"}
+
+
+def test_a_node_is_read_from_its_radl(im):
+    node = im(getinfo=(True, [("3", True, NODE)])).nodes("i")[0]
+    assert (node.group, node.name, node.state) == ("worker", "worker-3", "configured")
+    assert (node.public_ip, node.private_ip, node.user) == ("8.8.1.2", "10.1.0.7", "root")
+    assert node.password.reveal() == "canary-password"
+    assert "canary" not in repr(node)
+
+
+def test_long_answers_are_cut():
+    assert len(one_line("word " * 1000)) == 400

@@ -1,0 +1,125 @@
+"""Checks of buckets and data, against moto (which takes any key: wrong keys are an e2e test)."""
+
+from __future__ import annotations
+
+import json
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from mayfly import preflight
+from mayfly.errors import RunFailed, UserError
+from mayfly.run_store import RunStore, staging_progress
+from mayfly.verify import verify_model
+from mayfly_train.errors import BadInput
+
+RUN = "s3://bucket/runs/one/"
+
+
+@pytest.fixture
+def client(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing-only")
+    with mock_aws():
+        made = boto3.client("s3", region_name="us-east-1")
+        made.create_bucket(Bucket="bucket")
+        yield made
+
+
+def put(client, key: str, body: str = "x") -> None:
+    client.put_object(Bucket="bucket", Key=key, Body=body.encode())
+
+
+def put_manifest(client, prefix: str, kind: str, files: dict[str, int], **extra) -> None:
+    entries = [{"path": p, "size": n, "sha256": "0" * 64} for p, n in files.items()]
+    document = {"version": 1, "kind": kind, "created": "now", "files": entries, **extra}
+    put(client, f"{prefix}manifest.json", json.dumps(document))
+
+
+def test_a_missing_bucket_is_named(client):
+    with pytest.raises(BadInput, match="absent"):
+        preflight.check_bucket(client, "s3://absent/models/")
+    preflight.check_bucket(client, "s3://bucket/models/")
+
+
+def test_an_empty_prefix_is_refused(client):
+    put(client, "dataset-of-another-name/train.tfrecords")
+    with pytest.raises(UserError, match="there is no data at s3://bucket/data/ — put it there"):
+        preflight.check_dataset(client, "s3://bucket/data/")
+
+
+def test_data_without_a_manifest_is_refused(client):
+    put(client, "data/train.tfrecords")
+    with pytest.raises(UserError, match=r"no manifest\.json"):
+        preflight.check_dataset(client, "s3://bucket/data/")
+
+
+@pytest.mark.parametrize(
+    ("listed", "complaint"),
+    [({"train": 2}, "train has 1 bytes"), ({"train": 1, "eval": 1}, "eval is missing")],
+)
+def test_a_manifest_that_does_not_match_is_refused(client, listed, complaint):
+    put(client, "data/train")
+    put_manifest(client, "data/", "dataset", listed)
+    with pytest.raises(BadInput, match=complaint):
+        preflight.check_dataset(client, "s3://bucket/data/")
+
+
+def test_a_model_is_no_data(client):
+    put(client, "data/saved_model.pb")
+    put_manifest(client, "data/", "model", {"saved_model.pb": 1})
+    with pytest.raises(UserError, match="holds a model"):
+        preflight.check_dataset(client, "s3://bucket/data/")
+
+
+def test_whole_data_is_described(client):
+    put(client, "data/train")
+    put_manifest(client, "data/", "dataset", {"train": 1}, name="Fashion-MNIST")
+    found = preflight.check_dataset(client, "s3://bucket/data/")
+    assert found.describe() == "Fashion-MNIST: 1 files, 0 MiB"
+
+
+def test_a_whole_model_is_proven(client):
+    put(client, "runs/one/model/saved_model.pb", "12345")
+    put_manifest(client, "runs/one/", "model", {"model/saved_model.pb": 5}, accuracy=0.9)
+    assert verify_model(client, RUN).extra["accuracy"] == 0.9
+
+
+def test_a_model_without_manifest_was_not_uploaded(client):
+    with pytest.raises(RunFailed, match="was not uploaded"):
+        verify_model(client, RUN)
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_a_cut_model_is_not_proven(client, size):
+    put(client, "runs/one/model/saved_model.pb", "1" * size)
+    put_manifest(client, "runs/one/", "model", {"model/saved_model.pb": 5})
+    with pytest.raises(RunFailed, match=f"has {size} bytes, the manifest says 5"):
+        verify_model(client, RUN)
+
+
+def test_a_lost_object_is_named(client):
+    put_manifest(client, "runs/one/", "model", {"model/saved_model.pb": 5})
+    with pytest.raises(RunFailed, match=r"model/saved_model\.pb is missing"):
+        verify_model(client, RUN)
+
+
+def test_the_store_reads_what_a_run_wrote(client):
+    store = RunStore(client, RUN)
+    assert store.status() is None
+    assert store.staging() == []
+    put(client, "runs/one/status.json", '{"state": "training", "global_step": 3}')
+    put(client, "runs/one/status/staging-0.json", '{"bytes_done": 1048576, "bytes_total": 2097152}')
+    put(client, "runs/one/status/staging-1.json", '{"bytes_done": 0, "bytes_total": 2097152}')
+    store.write_log("contextualization.log", "hello")
+    assert store.status().global_step == 3
+    assert staging_progress(store.staging()) == ("1 of 4 MiB into HDFS", 0.25)
+    logs = store.logs()
+    assert list(logs) == ["contextualization.log"]
+    assert store.read_text(logs["contextualization.log"]) == "hello"
+
+
+def test_a_status_that_is_no_document_counts_as_none(client):
+    put(client, "runs/one/status.json", "{half a docu")
+    assert RunStore(client, RUN).status() is None
