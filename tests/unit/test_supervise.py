@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.unit.train_fakes import FakeBoard, cluster, cluster_running
+
 from mayfly_train import markers
 from mayfly_train.supervise import (
     BAD_COMMAND,
@@ -20,8 +22,6 @@ from mayfly_train.supervise import (
     child_environment,
 )
 from mayfly_train.topology import parse_task
-
-from tests.unit.train_fakes import FakeBoard, cluster, cluster_running
 
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
@@ -144,8 +144,9 @@ def test_a_worker_may_finish_in_its_grace(tmp_path, board):
 
 def test_a_worker_that_loses_its_server_at_the_end_has_succeeded(tmp_path, board):
     program = (
-        "import sys, time\n"
-        f"while not __import__('os').path.exists({str(tmp_path / 'board/DONE')!r}): time.sleep(.05)\n"
+        "import os, sys, time\n"
+        f"done = {str(tmp_path / 'board/DONE')!r}\n"
+        "while not os.path.exists(done): time.sleep(.05)\n"
         "sys.exit(1)\n"
     )
     thread, codes = in_background(supervisor(tmp_path, board, "worker-0", program, grace=60))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.unit.train_fakes import cluster, document
+
 from mayfly_train.cluster import load_cluster, parse_cluster
 from mayfly_train.errors import BadInput
 from mayfly_train.topology import (
@@ -16,8 +18,6 @@ from mayfly_train.topology import (
     tasks_of,
     tf_config,
 )
-
-from tests.unit.train_fakes import cluster, document
 
 CLUSTER = {
     "chief": ["10.0.0.2:2222"],

@@ -1,0 +1,288 @@
+"""A run's life: the pure state machine, and the coordinator on fakes for HDFS and S3."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.unit.train_fakes import FakeBoard, FakeBucket, cluster
+
+from mayfly_train.coordinate import Coordinator
+from mayfly_train.errors import NodeError
+from mayfly_train.lifecycle import (
+    EXPORTING,
+    FAILED,
+    STARTING,
+    SUCCEEDED,
+    TRAINING,
+    Heartbeat,
+    Limits,
+    RunState,
+    Seen,
+    advance,
+    dump_state,
+    parse_heartbeat,
+    parse_state,
+)
+from mayfly_train.progress import Progress
+
+LIMITS = Limits(start=100, stall=50, evaluator=30, board=10, logs=0.1, final_status=0.1, poll=0.01)
+NEW = RunState(STARTING, started=0.0, stepped=0.0)
+
+
+def beat(task: str, state: str = "running", **progress) -> Heartbeat:
+    return Heartbeat(task, "n", state, 1, None, "2026-11-28T12:00:00.000Z", Progress(**progress))
+
+
+def seen(*beats: Heartbeat, **markers) -> Seen:
+    return Seen({heartbeat.task: heartbeat for heartbeat in beats}, **markers)
+
+
+def step(state: RunState, what: Seen, now: float) -> RunState:
+    return advance(state, what, cluster(), now, LIMITS)
+
+
+def test_training_begins_with_the_chiefs_first_step():
+    assert step(NEW, seen(beat("chief-0"), beat("ps-0")), 1).phase == STARTING
+    state = step(NEW, seen(beat("chief-0", step=0)), 2)
+    assert (state.phase, state.step, state.stepped) == (TRAINING, 0, 2)
+
+
+def test_success_waits_for_the_evaluator():
+    trained = seen(beat("chief-0", "succeeded", step=1000), beat("evaluator-0"), done=True)
+    state = step(NEW, trained, 10)
+    assert (state.phase, state.trained) == (TRAINING, 10)
+    assert step(state, trained, 39).phase == TRAINING
+    evaluated = seen(beat("chief-0", "succeeded"), beat("evaluator-0", "succeeded"), done=True)
+    state = step(state, evaluated, 20)
+    assert (state.phase, state.trained, state.ended) == (EXPORTING, 10, 20)
+
+
+def test_success_does_not_wait_for_ever_for_the_evaluator():
+    state = step(NEW, seen(beat("chief-0", step=1000), done=True), 10)
+    assert step(state, seen(beat("evaluator-0"), done=True), 41).phase == EXPORTING
+
+
+def test_an_evaluator_that_failed_once_may_come_back():
+    failed = seen(beat("chief-0", step=1000), beat("evaluator-0", "failed"), done=True)
+    assert step(NEW, failed, 10).phase == TRAINING
+
+
+def test_a_failure_marker_fails_the_run_whatever_else_is_there():
+    marker = {"task": "ps-0", "node": "n1", "message": "broken", "log_tail": ["x"]}
+    state = step(NEW, seen(done=True, failed=marker), 5)
+    assert (state.phase, state.error) == (FAILED, marker)
+    assert step(NEW, seen(failed={}), 5).error["message"] == "the run was marked as failed"
+
+
+def test_a_run_that_does_not_start_fails():
+    assert step(NEW, seen(), 100).phase == STARTING
+    assert "did not start within 100 s" in step(NEW, seen(), 101).error["message"]
+
+
+def test_a_run_that_makes_no_step_fails():
+    state = step(NEW, seen(beat("chief-0", step=7)), 10)
+    assert step(state, seen(beat("chief-0", step=7)), 60).phase == TRAINING
+    stalled = step(state, seen(beat("chief-0", step=7)), 61)
+    assert "no new global step for 50 s, at step 7" in stalled.error["message"]
+    assert step(state, seen(beat("chief-0", step=8)), 61).phase == TRAINING
+
+
+def test_a_run_over_max_duration_fails():
+    state = replace(NEW, stepped=3599, phase=TRAINING, step=1)
+    assert step(state, seen(beat("chief-0", step=2)), 3600).phase == TRAINING
+    assert (
+        "max_duration, 3600 s" in step(state, seen(beat("chief-0", step=2)), 3601).error["message"]
+    )
+
+
+@pytest.mark.parametrize("phase", [EXPORTING, SUCCEEDED, FAILED])
+def test_what_is_over_stays(phase):
+    state = replace(NEW, phase=phase)
+    assert step(state, seen(beat("chief-0", step=9), failed={"message": "late"}), 9999) == state
+
+
+def test_state_survives_json():
+    state = step(NEW, seen(beat("chief-0", step=7)), 10)
+    assert parse_state(json.loads(json.dumps(dump_state(state)))) == state
+    assert parse_state(None) is None
+    assert parse_state({"phase": "x"}) is None
+    assert parse_heartbeat({"task": "ps-0"}) is None
+
+
+# --- the coordinator ---
+
+
+def write_heartbeat(board, task, state="running", **progress):
+    document = {
+        "version": 1,
+        "task": task,
+        "node": "n",
+        "state": state,
+        "attempt": 1,
+        "exit_code": None,
+        "updated": "2026-11-28T12:00:00.000Z",
+        "progress": progress,
+    }
+    board.write(f"{task}.json", json.dumps(document).encode())
+
+
+@pytest.fixture
+def board(tmp_path) -> FakeBoard:
+    return FakeBoard(tmp_path)
+
+
+@pytest.fixture
+def bucket() -> FakeBucket:
+    return FakeBucket()
+
+
+def status(bucket: FakeBucket) -> dict:
+    return json.loads(bucket.objects["status.json"])
+
+
+def finished(board: FakeBoard) -> None:
+    write_heartbeat(board, "chief-0", "succeeded", step=1000)
+    result = {"accuracy": 0.9, "evaluated_step": 1000}
+    write_heartbeat(board, "evaluator-0", "succeeded", **result)
+    board.write("DONE", b"{}")
+    board.write("chief-0.log", b"the log\n")
+
+
+def test_a_run_is_followed_to_its_export(board, bucket):
+    exported = []
+
+    def export(facts, progressed):
+        progressed(5, 10)
+        exported.append(facts)
+        assert status(bucket)["state"] == "exporting"
+        assert bucket.objects["logs/chief-0.log"] == b"the log\n"
+
+    write_heartbeat(board, "chief-0", step=500)
+    coordinator = Coordinator(cluster(), board, bucket, export, LIMITS)
+    coordinator.step()
+    assert (status(bucket)["state"], status(bucket)["global_step"]) == ("training", 500)
+    finished(board)
+    assert coordinator.run() == 0
+    assert exported == [
+        {
+            "global_step": 1000,
+            "accuracy": 0.9,
+            "samples_seen": 128_000,
+            "samples_processed": 128_000,
+        }
+    ]
+    told = status(bucket)
+    assert (told["state"], told["accuracy"], told["error"]) == ("succeeded", 0.9, None)
+    assert told["model_uri"] == "s3://models/demo-261128-120000-ab12/model"
+    assert told["export"] == {"bytes_done": 5, "bytes_total": 10}
+    events = [json.loads(line) for line in bucket.objects["events.jsonl"].splitlines()]
+    states = [event["state"] for event in events if event["event"] == "state"]
+    assert states == ["training", "exporting", "succeeded"]
+
+
+def test_a_failed_export_is_a_failed_run(board, bucket):
+    def export(facts, progressed):
+        raise NodeError("the bucket is full")
+
+    finished(board)
+    assert Coordinator(cluster(), board, bucket, export, LIMITS).run() == 0
+    assert status(bucket)["state"] == "failed"
+    assert status(bucket)["error"]["message"] == "export failed: the bucket is full"
+    assert status(bucket)["model_uri"] is None
+
+
+def no_export(facts, progressed):
+    raise AssertionError("must not export")
+
+
+def test_a_failed_task_fails_the_run_with_its_log(board, bucket):
+    write_heartbeat(board, "chief-0", "failed", step=3)
+    marker = {"task": "chief-0", "node": "n2", "message": "exit code 3", "log_tail": ["boom"]}
+    board.write("FAILED", json.dumps(marker).encode())
+    board.write("chief-0.log", b"boom\n")
+    assert Coordinator(cluster(), board, bucket, no_export, LIMITS).run() == 0
+    assert status(bucket)["state"] == "failed"
+    assert status(bucket)["error"] == marker
+    assert bucket.objects["logs/chief-0.log"] == b"boom\n"
+
+
+def test_its_own_verdict_stops_the_tasks(board, bucket):
+    write_heartbeat(board, "chief-0", step=3)
+    subject = Coordinator(cluster(max_duration_s=1), board, bucket, no_export, LIMITS)
+    subject.state = replace(subject.state, started=subject.state.started - 2)
+    assert subject.run() == 0
+    assert "max_duration" in json.loads(board.read("FAILED"))["message"]
+
+
+def test_it_goes_on_where_it_was_killed(board, bucket):
+    write_heartbeat(board, "chief-0", step=500)
+    first = Coordinator(cluster(), board, bucket, no_export, LIMITS)
+    first.step()
+    first.step()
+    write_heartbeat(board, "chief-0", step=400, restores=1, restored_step=400)
+    first.step()
+    first.step()
+    finished(board)
+    write_heartbeat(board, "chief-0", "succeeded", step=1000, restores=1, restored_step=400)
+    second = Coordinator(cluster(), board, bucket, lambda facts, progressed: None, LIMITS)
+    assert second.run() == 0
+    told = status(bucket)
+    assert told["samples_seen"] == 1000 * 128
+    assert told["samples_processed"] == 1100 * 128
+    events = [json.loads(line)["event"] for line in bucket.objects["events.jsonl"].splitlines()]
+    assert events.count("rewind") == 1
+
+
+def test_a_run_that_is_over_is_not_exported_again(board, bucket):
+    finished(board)
+    Coordinator(cluster(), board, bucket, lambda facts, progressed: None, LIMITS).run()
+    assert Coordinator(cluster(), board, bucket, no_export, LIMITS).run() == 0
+    assert status(bucket)["state"] == "succeeded"
+
+
+class DeafBucket(FakeBucket):
+    """Fails its first writes, as S3 does in a short outage."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def write(self, path, data, content_type):
+        if self.failures > 0:
+            self.failures -= 1
+            raise NodeError("S3 does not answer")
+        super().write(path, data, content_type)
+
+
+def test_a_short_outage_of_s3_loses_no_event(board):
+    bucket = DeafBucket(failures=3)
+    finished(board)
+    Coordinator(cluster(), board, bucket, lambda facts, progressed: None, LIMITS).run()
+    events = [json.loads(line) for line in bucket.objects["events.jsonl"].splitlines()]
+    assert {e["task"] for e in events if e["event"] == "task"} == {"chief-0", "evaluator-0"}
+    assert status(bucket)["state"] == "succeeded"
+
+
+def test_an_end_that_s3_never_takes_is_an_error(board):
+    finished(board)
+    subject = Coordinator(
+        cluster(), board, DeafBucket(10**6), lambda facts, progressed: None, LIMITS
+    )
+    with pytest.raises(NodeError, match="could not be written to S3"):
+        subject.run()
+
+
+class DeadBoard(FakeBoard):
+    """An HDFS that has gone away."""
+
+    def names(self):
+        raise NodeError("no answer")
+
+
+def test_a_run_whose_hdfs_is_gone_fails(tmp_path, bucket):
+    subject = Coordinator(cluster(), DeadBoard(tmp_path), bucket, no_export, LIMITS)
+    subject.answered -= 11
+    subject.step()
+    assert status(bucket)["error"]["message"] == "HDFS does not answer any more"
