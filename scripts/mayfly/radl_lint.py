@@ -49,6 +49,12 @@ class _Recipe:
 
     start: int
     lines: tuple[str, ...]
+    closed: bool
+
+    @property
+    def end(self) -> int:
+        """The number of the line that ends the recipe."""
+        return self.start + len(self.lines)
 
 
 def lint(text: str) -> list[Finding]:
@@ -60,7 +66,7 @@ def lint(text: str) -> list[Finding]:
         *_contains(outside),
         *_old_applications(outside),
         *_unknown_names(outside),
-        *_after_end(text.splitlines()),
+        *(finding for recipe in recipes for finding in _end(recipe, outside)),
         *(finding for recipe in recipes for finding in _recipe(recipe)),
     }
     # The parser stops at its first error, which often is a consequence of one found above.
@@ -83,16 +89,18 @@ def _split(text: str) -> tuple[list[str], list[_Recipe]]:
     body: list[str] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         if body is None:
-            outside.append(_COMMENT.sub(lambda match: match[1] or "", line))
-            if line.strip() == "@begin":
-                body = []
+            code = _COMMENT.sub(lambda match: match[1] or "", line)
+            outside.append(code)
+            body = [] if code.rstrip().endswith("@begin") else None
         elif line.startswith("@end"):
-            recipes.append(_Recipe(number - len(body), tuple(body)))
-            outside.append("")
+            recipes.append(_Recipe(number - len(body), tuple(body), closed=True))
+            outside.append(line.removeprefix("@end"))
             body = None
         else:
             body.append(line)
             outside.append("")
+    if body is not None:
+        recipes.append(_Recipe(len(outside) - len(body) + 1, tuple(body), closed=False))
     return outside, recipes
 
 
@@ -153,22 +161,14 @@ def _unknown_names(lines: list[str]) -> Iterator[Finding]:
                 yield Finding(number, f"unknown {kind} {name!r} — defined here: {names}")
 
 
-def _after_end(lines: list[str]) -> Iterator[Finding]:
+def _end(recipe: _Recipe, outside: list[str]) -> Iterator[Finding]:
     """A recipe's line that starts with @end closes the block: what follows must be `)`."""
-    inside = False
-    for number, line in enumerate(lines, start=1):
-        if not inside:
-            inside = line.strip() == "@begin"
-            continue
-        if line.startswith("@end"):
-            inside = False
-            rest = [line.removeprefix("@end"), *lines[number:]]
-            following = next((part.strip() for part in rest if part.strip()), "")
-            if not following.startswith(")"):
-                yield Finding(number, "a line that starts with @end ends the recipe — indent it")
-                return
-    if inside:
-        yield Finding(len(lines), "a recipe has no @end — put @end alone on a line")
+    if not recipe.closed:
+        yield Finding(len(outside), "a recipe has no @end — put @end alone on a line")
+        return
+    following = "".join(outside[recipe.end - 1 :]).strip()
+    if not following.startswith(")"):
+        yield Finding(recipe.end, "a line that starts with @end ends the recipe — indent it")
 
 
 def _recipe(recipe: _Recipe) -> Iterator[Finding]:

@@ -81,6 +81,11 @@ def test_a_recipe_without_an_end():
     assert any("no @end" in message for _, message in found)
 
 
+def test_a_recipe_may_begin_and_end_beside_its_brackets():
+    assert broken("one (\n@begin\n", "one (@begin\n") == []
+    assert broken("@end\n)", "@end)") == []
+
+
 def test_a_network_address_is_not_a_port():
     assert broken("'22/tcp,80", "'10.70.0.0/16-22/tcp,80") == []
 
