@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from mayfly import access, logs, views
-from mayfly.clouds import load_job
+from mayfly import access, data, logs, views
+from mayfly.clouds import load_cloud, load_job
 from mayfly.console import emit, report_error
 from mayfly.deploy import Job, Tools, deploy, prepare
 from mayfly.destroy import Destroyer
@@ -26,9 +27,10 @@ from mayfly.local import platform
 from mayfly.local.paths import find_paths
 from mayfly.radl_lint import lint
 from mayfly.run_store import RunStore
-from mayfly.services import LOCAL, Services, open_services
+from mayfly.services import LOCAL, Services, open_bucket, open_services
 from mayfly.spec import json_schema, parse_assignment
 from mayfly.summary import explain, table
+from mayfly_train import convert
 
 app = typer.Typer(
     name="mayfly",
@@ -38,7 +40,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+data_app = typer.Typer(help="Datasets in S3.", no_args_is_help=True)
 local_app = typer.Typer(help="What CLOUD=local runs on this machine.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
 app.add_typer(local_app, name="local")
 
 # typer carries its own copy of click, whose errors have no public name there.
@@ -63,6 +67,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any key of the job file; may be repeated."),
 ]
+LAYOUT = convert.Layout()
 FLAGS = ("cloud", "workers", "ps", "mode", "steps", "engine", "bucket", "region", "name")
 
 
@@ -212,6 +217,49 @@ def destroy(run: Run = None, as_json: Json = False, debug: Debug = False) -> Non
     document = {"ok": True, "run": record.run, "already_destroyed": already, "leftovers": 0}
     text = f"run {record.run}: {'already destroyed' if already else 'destroyed, nothing is left'}"
     emit(document, text, as_json=as_json)
+
+
+@data_app.command(
+    "put",
+    epilog=_example("mayfly data put ./faces s3://bucket/datasets/faces/ --image-size 224"),
+)
+def data_put(
+    source: Annotated[Path, typer.Argument(help="Directory or archive.")],
+    uri: Annotated[str, typer.Argument(help="s3://bucket/prefix/ to put it at.")],
+    kind: Annotated[str, typer.Option("--format", help=f"{', '.join(convert.FORMATS)}.")] = "auto",
+    name: Annotated[str | None, typer.Option(help="Name of the dataset.")] = None,
+    classes: Annotated[str | None, typer.Option(help="Class names by label: a,b,c.")] = None,
+    pad: Annotated[bool, typer.Option("--pad", help="IDX: pad 28x28x1 to 32x32x3.")] = False,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Images: side in pixels.")] = None,
+    shards: Annotated[int, typer.Option(min=1, help="Files of each split.")] = LAYOUT.shards,
+    single_file: Annotated[
+        bool, typer.Option("--single-file", help="One file for each split: train.tfrecords.")
+    ] = False,
+    validation: Annotated[
+        float, typer.Option(help="Part of the training images that is set aside.")
+    ] = LAYOUT.validation_fraction,
+    seed: Annotated[int, typer.Option(help="Decides the order of the examples.")] = LAYOUT.seed,
+    cloud: Annotated[
+        str, typer.Option(help="Whose S3: local, or another for your own keys.")
+    ] = LOCAL,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Convert a directory or an archive and put it into a bucket, with a SHA-256 manifest."""
+    options = convert.Options(
+        format=kind,
+        name=name,
+        class_names=tuple(classes.split(",")) if classes else None,
+        padded=pad,
+        image_size=image_size,
+        layout=convert.Layout(shards, single_file, validation, seed),
+    )
+    load_cloud(cloud)
+    with make_display(plain=as_json) as display, Phases(display).phase("data") as report:
+        client = open_bucket(cloud, os.environ, lambda text: report(text, None))
+        done = data.put(source, uri, client, options, report)
+    text = f"{done.uri}: {done.name}, {done.files} files, {done.uploaded_files} of them uploaded"
+    emit({"ok": True, **asdict(done)}, text, as_json=as_json)
 
 
 @app.command(epilog=_example("mayfly schema > job.schema.json"))

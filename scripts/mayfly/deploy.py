@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mayfly import collection, fashion_mnist, inputs, preflight
+from mayfly import collection, data, fashion_mnist, inputs, preflight
 from mayfly.clouds import CloudProfile
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases
@@ -168,7 +168,7 @@ def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) ->
         return
     with phases.phase("data") as report:
         directory = fashion_mnist.prepare(tools.cache, report)
-        fashion_mnist.upload(directory, services.client, source, report)
+        data.put(directory, source, services.client, fashion_mnist.OPTIONS, report)
 
 
 def _new_run(job: Job, tools: Tools, services: Services) -> Run:

@@ -7,16 +7,14 @@ Debian package, is converted once, and is kept by content hash; later runs only 
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from mayfly.errors import UserError
 from mayfly.local.host import install_packages
-from mayfly_train import convert, manifest, s3
+from mayfly_train import convert, manifest
 
 PACKAGE = "dataset-fashion-mnist"
 SOURCE = Path("/usr/share/datasets/fashion-mnist")
@@ -55,23 +53,6 @@ def prepare(cache: Path, report: Callable[[str, float | None], None]) -> Path:
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return directory
-
-
-def upload(
-    directory: Path, client: Any, uri: str, report: Callable[[str, float | None], None]
-) -> None:
-    """Put a prepared directory at an S3 address, its manifest last."""
-    target = s3.parse_uri(uri)
-    made = manifest.parse((directory / manifest.NAME).read_text(encoding="utf-8"))
-    done = 0
-    with s3.clear_errors(target):
-        for entry in made.files:
-            client.upload_file(
-                str(directory / entry.path), target.bucket, target.join(entry.path).key
-            )
-            done += entry.size
-            report(f"putting Fashion-MNIST at {uri}", done / made.total_bytes)
-    s3.write_json(client, target.join(manifest.NAME), json.loads(made.to_json()))
 
 
 def _source(report: Callable[[str, float | None], None]) -> Path:

@@ -61,6 +61,15 @@ def open_services(
     return Services(_remote_im(environ), s3, s3.client(), None)
 
 
+def open_bucket(
+    cloud: str, environ: MutableMapping[str, str], report: Callable[[str], None]
+) -> Any:
+    """Return a client of the S3 service that goes with a cloud; no IM service is needed."""
+    if cloud == LOCAL:
+        return open_services(cloud, environ, report).client
+    return find_s3_settings(environ, None).client()
+
+
 def _local(
     environ: MutableMapping[str, str], report: Callable[[str], None], need_image: bool
 ) -> Services:

@@ -164,7 +164,14 @@ def test_what_follows_two_dashes_is_the_nodes_command(mayfly, monkeypatch, state
 
 COMMANDS = [
     *(["deploy"], ["plan"], ["status"], ["ls"], ["logs"], ["ssh"], ["tensorboard"], ["destroy"]),
-    *(["schema"], ["lint"], ["local", "up"], ["local", "down"], ["local", "status"]),
+    *(
+        ["schema"],
+        ["lint"],
+        ["data", "put"],
+        ["local", "up"],
+        ["local", "down"],
+        ["local", "status"],
+    ),
 ]
 
 
