@@ -38,7 +38,7 @@ def main(proof: Path) -> int:
 
 
 def restart_with_environment() -> None:
-    """Start this program again with the variables; the loader reads LD_LIBRARY_PATH only at start."""
+    """Start again with the variables: the loader reads LD_LIBRARY_PATH only at start."""
     pairs = (line.split("=", 1) for line in shlex.split(ENVIRONMENT.read_text(), comments=True))
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **dict(pairs)})
 
@@ -65,9 +65,10 @@ def load_libhdfs() -> ctypes.CDLL:
     """The library with the argument types of the calls used here (hdfs.h of Hadoop 3)."""
     hdfs = ctypes.CDLL(os.environ["HADOOP_HDFS_HOME"] + "/lib/native/libhdfs.so")
     pointer, text, integer = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
+    options = [integer, integer, ctypes.c_short, ctypes.c_int32]
     signatures = {
         "hdfsConnect": (pointer, [text, ctypes.c_uint16]),
-        "hdfsOpenFile": (pointer, [pointer, text, integer, integer, ctypes.c_short, ctypes.c_int32]),
+        "hdfsOpenFile": (pointer, [pointer, text, *options]),
         "hdfsWrite": (ctypes.c_int32, [pointer, pointer, text, ctypes.c_int32]),
         "hdfsRead": (ctypes.c_int32, [pointer, pointer, pointer, ctypes.c_int32]),
         "hdfsCloseFile": (integer, [pointer, pointer]),
