@@ -1,0 +1,1 @@
+"""CLOUD=local: a Docker Engine, a node image, an S3 server and an IM service on this machine."""

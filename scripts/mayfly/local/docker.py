@@ -1,0 +1,83 @@
+"""Talk to a Docker Engine through its command line client."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mayfly.errors import RemoteError
+
+OURS = "mayfly=1"  # the label on everything that we make
+INFRASTRUCTURE = "im.infrastructure"  # the label that the connector adds
+
+
+@dataclass(frozen=True)
+class Docker:
+    """A Docker Engine that answers on `host` (unix://PATH)."""
+
+    host: str
+
+    def __call__(self, *arguments: str, input_text: str | None = None) -> str:
+        """Run `docker ARGUMENTS`; returns its output, raises RemoteError when it fails."""
+        result = subprocess.run(
+            self.command(*arguments),
+            check=False,
+            capture_output=True,
+            text=True,
+            input=input_text,
+            env=self.environ(),
+        )
+        if result.returncode:
+            said = (result.stderr or result.stdout).strip().splitlines()
+            raise RemoteError(f"docker {arguments[0]}: {said[-1] if said else 'no output'}")
+        return result.stdout.strip()
+
+    def command(self, *arguments: str) -> list[str]:
+        return ["docker", "-H", self.host, *arguments]
+
+    def environ(self) -> Mapping[str, str]:
+        """The client's environment: the classic builder needs no plug-in, and no other context."""
+        drop = ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
+        kept = {name: value for name, value in os.environ.items() if name not in drop}
+        return kept | {"DOCKER_BUILDKIT": "0"}
+
+    def lines(self, *arguments: str) -> list[str]:
+        """The output of a command as a list of lines."""
+        return self(*arguments).splitlines()
+
+    def answers(self) -> bool:
+        """Whether an engine answers; a client alone does not make one."""
+        try:
+            return bool(self("version", "--format", "{{.Server.Version}}"))
+        except (RemoteError, FileNotFoundError):
+            return False
+
+    def has_image(self, tag: str) -> bool:
+        return bool(self("images", "-q", tag))
+
+    def inspect_network(self, name: str) -> dict[str, Any] | None:
+        """The network's description, or None when there is none of that name."""
+        if name not in self.lines("network", "ls", "--format", "{{.Name}}"):
+            return None
+        found: dict[str, Any] = json.loads(self("network", "inspect", name))[0]
+        return found
+
+    def containers(self, label: str) -> list[str]:
+        """Ids of containers with a label, running or not."""
+        return self.lines("ps", "-aq", "--no-trunc", "--filter", f"label={label}")
+
+    def networks(self, label: str) -> list[str]:
+        return self.lines("network", "ls", "-q", "--no-trunc", "--filter", f"label={label}")
+
+    def volumes(self, label: str) -> list[str]:
+        return self.lines("volume", "ls", "-q", "--filter", f"label={label}")
+
+
+def socket_path(host: str) -> Path:
+    """The path in a unix:// address."""
+    return Path(host.removeprefix("unix://"))

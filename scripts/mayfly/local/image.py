@@ -1,0 +1,342 @@
+"""The node image: Debian as IM expects a node, and a cache of what the roles would download.
+
+It is made in layers, each named by a hash of what it is made of and kept in the cache directory, so
+that a fresh clone loads it and a changed requirement repeats only what depends on it:
+
+    root file system (debootstrap, or a registry's image) → base (packages, Ansible) → node
+                                 Hadoop set, wheels of each requirements file ↗
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mayfly.errors import MayflyError, RemoteError, UserError
+from mayfly.local import host
+from mayfly.local.docker import Docker
+from mayfly.local.host import Progress
+from mayfly.local.paths import Paths
+from mayfly.local.pipsettings import PipSettings, find_pip_settings
+
+NODE = Path(__file__).with_name("node")
+SUITE = "bookworm"
+MIRROR = "http://deb.debian.org/debian"
+SECURITY_MIRROR = "http://deb.debian.org/debian-security"
+PIP = "/var/tmp/.mamba/envs/ansible/bin/pip"
+HADOOP_SCRIPT = "roles/hadoop/files/assemble_hdfs.py"
+REQUIREMENTS = ("roles/agent/files/requirements*.txt", "roles/runtime/files/requirements*.txt")
+REPOSITORIES = ("mayfly-node:", "mayfly-base:", "mayfly-debian:")
+NOT_IN_BASE = ("assemble.sh", "requirements-tools.txt")
+GPU = "gpu"  # in a requirements file's name: several GB that no node of this machine would use
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a node image is made of, as text; its hashes name the image's layers."""
+
+    base_files: Mapping[str, str]  # what is put beside setup.sh
+    source: str  # a registry's image, or where debootstrap gets its packages
+    base_dockerfile: str
+    node_dockerfile: str
+    hadoop: Mapping[str, str]  # the scripts that assemble the HDFS-only set; empty: no such set
+    requirements: tuple[str, ...]  # the text of each file
+    torch: tuple[str, ...]  # wheels of this machine: name and size
+
+    @property
+    def base(self) -> str:
+        return digest(self.base_files, self.source, self.base_dockerfile)
+
+    @property
+    def base_tag(self) -> str:
+        return f"mayfly-base:{self.base}"
+
+    @property
+    def hadoop_hash(self) -> str:
+        return digest(self.base, self.hadoop)
+
+    def wheels_hash(self, requirements: str) -> str:
+        return digest(self.base, requirements)
+
+    @property
+    def tag(self) -> str:
+        parts = (self.base, self.node_dockerfile, self.hadoop, self.requirements, self.torch)
+        return f"mayfly-node:{digest(*parts)}"
+
+
+def digest(*parts: object) -> str:
+    """Twelve hex digits of a hash over strings, sequences and mappings of them."""
+    text = json.dumps([_plain(part) for part in parts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def read_recipe(
+    checkout: Path, pip: PipSettings, environ: Mapping[str, str] = os.environ
+) -> Recipe:
+    """The recipe that this checkout, this machine and the settings ask for."""
+    registry_image = environ.get("MAYFLY_BASE_IMAGE")
+    mirror = environ.get("MAYFLY_DEBIAN_MIRROR")
+    files = {path.name: path.read_text() for path in NODE.iterdir() if _is_base_file(path)}
+    files["pip.conf"] = pip.node_config()
+    if mirror or not registry_image:
+        files["sources.list"] = sources_list(
+            mirror or MIRROR, environ.get("MAYFLY_DEBIAN_SECURITY_MIRROR") or SECURITY_MIRROR
+        )
+    for number, certificate in enumerate(pip.certificates):
+        files[f"certificates/mayfly-{number:02}.crt"] = certificate + "\n"
+    script = checkout / HADOOP_SCRIPT
+    hadoop = [NODE / "assemble.sh", script] if script.exists() else []
+    return Recipe(
+        base_files=files,
+        source=registry_image or f"debootstrap {SUITE} {mirror or MIRROR}",
+        base_dockerfile=(NODE / "base.Dockerfile").read_text(),
+        node_dockerfile=(NODE / "node.Dockerfile").read_text(),
+        hadoop={path.name: path.read_text() for path in hadoop},
+        requirements=tuple(requirement_texts(checkout)),
+        torch=tuple(f"{path.name} {path.stat().st_size}" for path in torch_wheels(pip.find_links)),
+    )
+
+
+def requirement_texts(checkout: Path) -> list[str]:
+    """The requirements files of the roles, and our own for tools."""
+    paths = [NODE / "requirements-tools.txt"]
+    for pattern in REQUIREMENTS:
+        paths += sorted(path for path in checkout.glob(pattern) if GPU not in path.name)
+    return [path.read_text() for path in paths]
+
+
+def torch_wheels(find_links: Sequence[str]) -> list[Path]:
+    """CPU builds of torch in this machine's directories of wheels; the index has CUDA's (2 GB)."""
+    directories = [Path(link.removeprefix("file://")) for link in find_links]
+    return [wheel for path in directories for wheel in sorted(path.glob("torch-*cpu*.whl"))]
+
+
+def sources_list(mirror: str, security: str) -> str:
+    """The text of a node's /etc/apt/sources.list."""
+    return (
+        f"deb {mirror} {SUITE} main\n"
+        f"deb {mirror} {SUITE}-updates main\n"
+        f"deb {security} {SUITE}-security main\n"
+    )
+
+
+def up(paths: Paths, docker: Docker, progress: Progress) -> tuple[str, bool]:
+    """Return the tag of the node image for this checkout, and whether it was there already."""
+    pip = find_pip_settings()
+    recipe = read_recipe(paths.checkout, pip)
+    if docker.has_image(recipe.tag):
+        return recipe.tag, True
+    Builder(paths, docker, recipe, pip, progress).build()
+    return recipe.tag, False
+
+
+def remove(docker: Docker) -> list[str]:
+    """Remove our images from an engine; one that somebody's container uses stays."""
+    tags = docker.lines("images", "--format", "{{.Repository}}:{{.Tag}}")
+    removed = []
+    for tag in (tag for tag in tags if tag.startswith(REPOSITORIES)):
+        with contextlib.suppress(RemoteError):
+            docker("rmi", tag)
+            removed.append(f"image {tag}")
+    return removed
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Makes the layers of a recipe that are missing."""
+
+    paths: Paths
+    docker: Docker
+    recipe: Recipe
+    pip: PipSettings
+    progress: Progress
+
+    def build(self) -> None:
+        """Make the image `recipe.tag`."""
+        self._base()
+        with self._workspace() as context:
+            (context / "hadoop").mkdir()
+            (context / "wheels").mkdir()
+            if self.recipe.hadoop:
+                _link_tree(self._hadoop(), context / "hadoop")
+            for requirements in self.recipe.requirements:
+                for wheel in self._wheels(requirements).glob("*.whl"):
+                    _link(wheel, context / "wheels" / wheel.name)
+            for wheel in torch_wheels(self.pip.find_links):
+                _link(wheel, context / "wheels" / wheel.name)
+            self.progress("adding the Hadoop set and the wheels to the node image")
+            self._docker_build(
+                context, "node.Dockerfile", self.recipe.tag, f"BASE={self.recipe.base_tag}"
+            )
+
+    def _base(self) -> None:
+        tag = self.recipe.base_tag
+        if self.docker.has_image(tag):
+            return
+        saved = self.paths.cached("images") / f"mayfly-base-{self.recipe.base}.tar.gz"
+        if saved.exists():
+            self.progress("loading the node image from the cache")
+            self.docker("load", "-q", "-i", str(saved))
+            return
+        source = self._source()
+        with self._workspace() as context:
+            for name, text in self.recipe.base_files.items():
+                (context / name).parent.mkdir(exist_ok=True)
+                (context / name).write_text(text)
+            self.progress("installing packages and Ansible in the node image (about 2 minutes)")
+            self._docker_build(context, "base.Dockerfile", tag, f"SOURCE={source}")
+        self.progress("saving the node image in the cache")
+        with _written(saved) as partial:
+            _pipe([*self.docker.command("save", tag)], ["gzip", "-1"], partial)
+
+    def _source(self) -> str:
+        """The image that the base is made from: a registry's, or one of debootstrap's."""
+        if not self.recipe.source.startswith("debootstrap "):
+            self.progress(f"pulling {self.recipe.source}")
+            self.docker("pull", "-q", self.recipe.source)
+            return self.recipe.source
+        name = digest(self.recipe.source)
+        saved = self.paths.cached("images") / f"debian-{name}.tar.gz"
+        if not saved.exists():
+            self._debootstrap(saved)
+        tag = f"mayfly-debian:{name}"
+        if not self.docker.has_image(tag):
+            self.docker("import", str(saved), tag)
+        return tag
+
+    def _debootstrap(self, saved: Path) -> None:
+        if os.geteuid() != 0:
+            raise UserError(
+                "making the node image from Debian packages needs root",
+                "run as root, or set MAYFLY_BASE_IMAGE to a registry's Debian 12 image",
+            )
+        if not shutil.which("debootstrap"):
+            host.install_packages(["debootstrap"], "making the node image", self.progress)
+        self.progress(f"debootstrap of Debian {SUITE} (about 1 minute)")
+        mirror = self.recipe.source.split()[2]
+        with self._workspace() as root:
+            host.run(["debootstrap", "--variant=minbase", SUITE, str(root), mirror])
+            (root / "etc/apt/apt.conf.d/01mayfly").write_text('APT::Install-Recommends "false";\n')
+            with _written(saved) as partial:
+                skip = [
+                    "--exclude=./var/cache/apt/archives/*.deb",
+                    "--exclude=./proc/*",
+                    "--exclude=./sys/*",
+                ]
+                _pipe(["tar", "-C", str(root), *skip, "-c", "."], ["gzip", "-1"], partial)
+
+    def _hadoop(self) -> Path:
+        """The directory with the HDFS-only set, assembled in a node when the cache has none."""
+        made = self.paths.cached("hadoop") / self.recipe.hadoop_hash
+        if not made.exists():
+            self.progress("assembling the HDFS-only set of Hadoop (about 1 minute)")
+            with self._workspace() as context, _written(made) as partial:
+                for name, text in self.recipe.hadoop.items():
+                    (context / name).write_text(text)
+                partial.mkdir()
+                script = Path(HADOOP_SCRIPT).name
+                self._in_base(context, partial, "sh", "/in/assemble.sh", f"/in/{script}")
+        return made / "hadoop"
+
+    def _wheels(self, requirements: str) -> Path:
+        """The directory with the wheels of one requirements file, for the node's own Python."""
+        made = self.paths.cached("wheels") / self.recipe.wheels_hash(requirements)
+        if not made.exists():
+            names = [line.split("=")[0] for line in requirements.splitlines() if line[:1].isalpha()]
+            self.progress(f"downloading {len(names)} wheels: {', '.join(names)[:60]} …")
+            with self._workspace() as context, _written(made) as partial:
+                (context / "requirements.txt").write_text(requirements)
+                partial.mkdir()
+                # The environment has no setuptools: a source distribution gets its own to build.
+                options = ("-q", "--no-cache-dir", "--use-pep517", "-w", "/out")
+                self._in_base(
+                    context, partial, PIP, "wheel", *options, "-r", "/in/requirements.txt"
+                )
+        return made
+
+    def _in_base(self, given: Path, result: Path, *command: str) -> None:
+        """Run a command in a container of the base image: /in is what it reads, /out its result."""
+        mounts = ("-v", f"{given}:/in:ro", "-v", f"{result}:/out")
+        label = ("--label", "mayfly=1")
+        # The host's network: nothing listens, and any network of the engine may lack a way out.
+        self.docker(
+            "run", "--rm", *label, "--network", "host", *mounts, self.recipe.base_tag, *command
+        )
+
+    def _docker_build(self, context: Path, dockerfile: str, tag: str, argument: str) -> None:
+        file = context / "Dockerfile"
+        file.write_text((NODE / dockerfile).read_text())
+        options = ("--network", "host", "--force-rm", "-q", "-t", tag, "--build-arg", argument)
+        self.docker("build", *options, str(context))
+
+    @contextlib.contextmanager
+    def _workspace(self) -> Iterator[Path]:
+        """A directory in the cache (so that links work), gone afterwards."""
+        path = Path(tempfile.mkdtemp(prefix="build-", dir=self.paths.cached("work")))
+        path.chmod(0o755)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_base_file(path: Path) -> bool:
+    return path.suffix != ".Dockerfile" and path.name not in NOT_IN_BASE
+
+
+@contextlib.contextmanager
+def _written(final: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `final` only when the block ends well."""
+    partial = final.with_name(f".{final.name}.{os.getpid()}")
+    try:
+        yield partial
+        if final.exists():  # another process was faster
+            _remove(partial)
+        else:
+            partial.rename(final)
+    except BaseException:
+        _remove(partial)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """A hard link, or a copy where the file system has no such thing."""
+    if Path(target).exists():
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, dirs_exist_ok=True, copy_function=_link)
+
+
+def _pipe(producer: Sequence[str], consumer: Sequence[str], target: Path) -> None:
+    """`producer | consumer > target`; raises MayflyError when either fails."""
+    with target.open("wb") as out, subprocess.Popen(producer, stdout=subprocess.PIPE) as first:
+        second = subprocess.run(consumer, stdin=first.stdout, stdout=out, check=False)
+    if first.returncode or second.returncode:
+        raise MayflyError(f"{producer[0]} | {consumer[0]} failed, writing {target}")
+
+
+def _plain(part: object) -> object:
+    if isinstance(part, Mapping):
+        return dict(part)
+    return list(part) if isinstance(part, tuple) else part

@@ -1,0 +1,4 @@
+ARG BASE
+FROM ${BASE}
+COPY hadoop /opt/mayfly/cache/hadoop
+COPY wheels /opt/mayfly/cache/wheels

@@ -1,0 +1,185 @@
+"""The local platform as one thing: up, down, and what an infrastructure left on it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mayfly.local import engine, image, imservice, s3server
+from mayfly.local.docker import INFRASTRUCTURE, Docker
+from mayfly.local.host import Progress
+from mayfly.local.paths import Paths, find_paths
+from mayfly.redact import Secret
+
+TITLES = {"engine": "Docker Engine", "image": "node image", "s3": "S3 server", "im": "IM service"}
+
+
+@dataclass(frozen=True)
+class LocalPlatform:
+    """What a deployment on this machine needs to know of its platform.
+
+    `phases` has the seconds that each part took, `reused` whether it was there already; their keys
+    are engine, image, s3 and im.
+    """
+
+    im_url: str
+    im_auth_file: Path
+    docker_host: str
+    network: str
+    bridge_address: str
+    s3_endpoint: str
+    s3_access_key_id: str
+    s3_secret_access_key: Secret
+    image: str
+    phases: Mapping[str, float] = field(default_factory=dict)
+    reused: Mapping[str, bool] = field(default_factory=dict)
+
+
+def up(
+    progress: Progress, *, need_image: bool = True, environ: Mapping[str, str] = os.environ
+) -> LocalPlatform:
+    """Start what does not run yet. Raises UserError that says what this machine lacks.
+
+    Without `need_image`, `image` is empty unless the image is there.
+    """
+    paths = find_paths(environ)
+    phases = _Phases(progress)
+    with _lock(paths):
+        with phases.part("engine") as reused:
+            found = engine.up(paths, progress, environ)
+            network, address = engine.bridge_address(found.docker, paths)
+            reused(found.reused)
+        tag = ""
+        if need_image:
+            with phases.part("image") as reused:
+                tag, present = image.up(paths, found.docker, progress)
+                reused(present)
+        with phases.part("s3") as reused:
+            s3 = s3server.up(paths, address, progress, environ)
+            reused(s3.reused)
+        with phases.part("im") as reused:
+            im = imservice.up(paths, found.docker.host, network, progress, environ)
+            reused(im.reused)
+    return LocalPlatform(
+        im_url=im.url,
+        im_auth_file=im.auth_file,
+        docker_host=found.docker.host,
+        network=network,
+        bridge_address=address,
+        s3_endpoint=s3.endpoint,
+        s3_access_key_id=s3.access_key_id,
+        s3_secret_access_key=s3.secret_access_key,
+        image=tag,
+        phases=phases.seconds,
+        reused=phases.reused,
+    )
+
+
+def down(progress: Progress, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Remove every trace of the platform of this state directory; the cache stays.
+
+    Returns what was removed, in words; nothing of others is touched.
+    """
+    paths = find_paths(environ)
+    if not paths.state.exists():
+        return []
+    with _lock(paths):
+        progress("stopping the IM service and the S3 server")
+        removed = imservice.down(paths) + s3server.down(paths)
+        progress("removing nodes and networks")
+        own = engine.OwnEngine(paths)
+        if own.config.exists():
+            removed += own.stop()
+        else:
+            removed += _clear_foreign(paths, environ)
+        shutil.rmtree(paths.state, ignore_errors=True)
+        shutil.rmtree(paths.run, ignore_errors=True)
+    return removed
+
+
+def status(environ: Mapping[str, str] = os.environ) -> dict[str, str | None]:
+    """Address or name of each part that runs, None for what does not."""
+    paths = find_paths(environ)
+    docker = _engine_in_use(paths, environ)
+    return {
+        "engine": docker.host if docker else None,
+        "s3": s3server.running(paths),
+        "im": imservice.running(paths),
+        "nodes": str(len(docker.containers(INFRASTRUCTURE))) if docker else None,
+    }
+
+
+def leftovers(infrastructure_id: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """What an infrastructure has on the engine: `container ID`, `network ID`, `volume NAME`."""
+    docker = _engine_in_use(find_paths(environ), environ)
+    if docker is None:
+        return []
+    label = f"{INFRASTRUCTURE}={infrastructure_id}"
+    found = {
+        "container": docker.containers(label),
+        "network": docker.networks(label),
+        "volume": docker.volumes(label),
+    }
+    return [f"{kind} {name}" for kind, names in found.items() for name in names]
+
+
+def wipe(infrastructure_id: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Make IM forget a destroyed infrastructure with all secrets. Returns whether it knew it."""
+    return imservice.wipe(find_paths(environ), infrastructure_id)
+
+
+def _clear_foreign(paths: Paths, environ: Mapping[str, str]) -> list[str]:
+    """Remove what we made in an engine that is not ours, and nothing else of it."""
+    docker = engine.find_running(environ)
+    if docker is None:
+        return []
+    label = engine.label(paths)
+    removed = []
+    for kind, names, command in (
+        ("nodes", docker.containers(label), ("rm", "-f", "-v")),
+        ("networks", docker.networks(label), ("network", "rm")),
+        ("volumes", docker.volumes(label), ("volume", "rm")),
+    ):
+        if names:
+            docker(*command, *names)
+            removed.append(f"{len(names)} {kind}")
+    return removed + image.remove(docker)
+
+
+def _engine_in_use(paths: Paths, environ: Mapping[str, str]) -> Docker | None:
+    own = engine.OwnEngine(paths)
+    if own.config.exists():
+        return own.docker if own.answers() else None
+    return engine.find_running(environ)
+
+
+@contextlib.contextmanager
+def _lock(paths: Paths) -> Iterator[None]:
+    """One command at a time starts or stops the parts of a platform."""
+    with (paths.cached("locks") / paths.id).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class _Phases:
+    """Times the parts, and says of each whether it was there or is new."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+        self.reused: dict[str, bool] = {}
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[Callable[[bool], None]]:
+        """Time a block; it receives the function that it tells whether the part was there."""
+        started = time.monotonic()
+        yield lambda reused: self.reused.update({name: reused})
+        self.seconds[name] = round(time.monotonic() - started, 2)
+        made = "reused" if self.reused[name] else f"ready after {self.seconds[name]:.0f} s"
+        self.progress(f"{TITLES[name]}: {made}")
