@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from mayfly import access, data, logs, views
 from mayfly.clouds import load_cloud, load_job
@@ -293,8 +292,8 @@ def lint_file(
 @local_app.command("up", epilog=_example("mayfly local up"))
 def local_up(as_json: Json = False, debug: Debug = False) -> None:
     """Start what CLOUD=local needs: Docker Engine, node image, S3 server, IM service."""
-    with make_display(plain=as_json) as display, Phases(display).phase("services") as report:
-        made = platform.up(lambda text: report(text, None))
+    with make_display(plain=as_json) as display, Phases(display).phase("services"):
+        made = platform.up(display.say)
     document = views.platform_document(made)
     emit(document, views.platform_table(document), as_json=as_json)
 
@@ -375,8 +374,12 @@ def _ledger() -> Ledger:
 
 
 def _services(record: Record) -> Services:
-    quiet = Console(stderr=True)
-    return open_services(record.cloud, os.environ, lambda text: quiet.print(text, style="dim"))
+    return open_services(record.cloud, os.environ, _say_what_is_new)
+
+
+def _say_what_is_new(text: str) -> None:
+    if not text.endswith("reused"):
+        sys.stderr.write(f"{text}\n")
 
 
 def _forget_local_nodes() -> None:

@@ -24,8 +24,10 @@ def emit(document: Mapping[str, Any], human: RenderableType | None, *, as_json: 
     """Print a command's result: the document with --json, else what people read (or nothing)."""
     if as_json:
         print(json.dumps(document, default=str), flush=True)
+    elif isinstance(human, str):
+        print(human, flush=True)
     elif human is not None:
-        Console(soft_wrap=isinstance(human, str)).print(human, highlight=False)
+        Console().print(human)
 
 
 def report_error(error: BaseException, *, debug: bool, redact: Redactor | None = None) -> int:

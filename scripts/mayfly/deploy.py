@@ -126,10 +126,8 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     Raises an error for everything that is known to be wrong now.
     """
     spec, display = job.spec, tools.display
-    with phases.phase("services") as report:
-        services = open_services(
-            spec.cloud, tools.environ, lambda text: report(text, None), need_image=True
-        )
+    with phases.phase("services"):
+        services = open_services(spec.cloud, tools.environ, display.say, need_image=True)
     display.redact = display.redact.knowing(services.s3.secrets)
     phases.seconds["image"] = services.phases.get("image", 0.0)
     preflight.check_bucket(services.client, str(spec.model.destination))
@@ -224,7 +222,8 @@ def _configure(ready: Ready, infrastructure: str, tools: Tools, phases: Phases) 
             wait_until_configured(im, infrastructure, Pace(), report, show_staging)
     finally:
         _keep_messages(ready, infrastructure, tools)
-        _split_staging(phases, staging_seconds(ready.store.staging()))
+        if reports := ready.store.staging():
+            _split_staging(phases, staging_seconds(reports))
 
 
 def _split_staging(phases: Phases, seconds: float) -> None:

@@ -20,7 +20,11 @@ Report = Callable[[str, float | None], None]
 
 EXPORTING, SUCCEEDED, FAILED = "exporting", "succeeded", "failed"
 TASK = re.compile(r"^TASK \[(?P<name>[^\]]+)\]", re.MULTILINE)
-FATAL = re.compile(r"^(fatal|failed): .*$|^.*(ERROR!|Traceback|unreachable=[1-9]).*$", re.MULTILINE)
+FATAL = re.compile(r"(fatal|failed): \[|ERROR(?! executing)|Traceback ")
+IGNORED = "...ignoring"
+# IM goes on with the next stage after one has failed for good: (last try/tries).
+GIVEN_UP = re.compile(r"^ERROR executing task (\S+): \((\d+)/\2\)", re.MULTILINE)
+CAUSE_LENGTH = 300
 UNKNOWN_POLLS = 15  # IM says "unknown" for a moment whenever a cloud does not answer
 
 
@@ -142,12 +146,10 @@ def wait_until_configured(
         messages = im.messages(infrastructure)
         report(current_task(messages), None)
         on_poll()
+        if given_up := GIVEN_UP.search(messages):
+            raise _contextualization_failed(f"task {given_up[1]}", messages)
         if silence.too_long((state, messages)):
-            raise Broken(
-                f"contextualization printed nothing for {duration(pace.patience)}",
-                hint="see the last lines above",
-                details={"log_tail": tail(messages)},
-            )
+            raise _contextualization_failed(f"no news in {duration(pace.patience)}", messages)
 
 
 def _states(im: Manager, infrastructure: str, pace: Pace) -> Iterator[State]:
@@ -170,8 +172,15 @@ def _refuse_broken(im: Manager, infrastructure: str, state: State) -> None:
     if not broken:
         return
     messages = im.messages(infrastructure)
-    what = "contextualization failed" if "unconfigured" in broken else "the nodes were not made"
-    raise Broken(f"{what}: {describe(state)}", details={"log_tail": tail(messages)})
+    if "unconfigured" in broken:
+        raise _contextualization_failed(describe(state), messages)
+    details = {"log_tail": tail(messages)}
+    raise Broken(f"the nodes were not made: {describe(state)}", details=details)
+
+
+def _contextualization_failed(where: str, messages: str) -> Broken:
+    details = {"log_tail": tail(messages)}
+    return Broken(f"contextualization failed: {where}", cause(messages), details)
 
 
 def describe(state: State) -> str:
@@ -187,11 +196,29 @@ def current_task(messages: str) -> str:
 
 
 def tail(messages: str, lines: int = 30) -> list[str]:
-    """Return the lines that explain a failure: from the last fatal one on, or the last ones."""
+    """Return the lines that explain a failure: the first task that failed, or the last lines."""
     every = [line.rstrip() for line in messages.splitlines() if line.strip()]
-    fatal = [n for n, line in enumerate(every) if FATAL.match(line)]
-    start = max(0, (fatal[-1] - 1) if fatal else len(every) - lines)
-    return every[start : start + lines]
+    failed = _first_failure(every)
+    if failed is None:
+        return every[-lines:]
+    task = next((n for n in range(failed, -1, -1) if every[n].startswith("TASK [")), failed)
+    return every[task : task + lines]
+
+
+def cause(messages: str) -> str | None:
+    """Return the first line that reports a failure, shortened; None when there is none."""
+    every = [line.rstrip() for line in messages.splitlines() if line.strip()]
+    failed = _first_failure(every)
+    if failed is None:
+        return None
+    line = every[failed]
+    return line if len(line) <= CAUSE_LENGTH else line[: CAUSE_LENGTH - 1] + "…"
+
+
+def _first_failure(lines: list[str]) -> int | None:
+    following = [*lines[1:], ""]
+    pairs = enumerate(zip(lines, following, strict=True))
+    return next((n for n, (line, after) in pairs if FATAL.match(line) and after != IGNORED), None)
 
 
 def wait_for_status(

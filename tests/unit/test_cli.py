@@ -33,6 +33,11 @@ def mayfly(monkeypatch, capsys):
     return run
 
 
+class FakeServices:
+    im = None
+    client = None
+
+
 def ledger_with(state, *runs: str) -> Ledger:
     ledger = Ledger(state / "ledger.sqlite")
     for run in runs:
@@ -151,15 +156,21 @@ def test_what_follows_two_dashes_is_the_nodes_command(mayfly, monkeypatch, state
     ledger_with(state, "one").set_infrastructure("one", "infra-1")
     seen = []
 
-    class FakeServices:
-        im = None
-
     monkeypatch.setattr(cli, "open_services", lambda *_, **__: FakeServices())
     monkeypatch.setattr(
         cli.access, "log_in", lambda im, r, node, words: seen.append((node, words)) or 7
     )
     code, _, _ = mayfly("ssh", "worker-1", "--", "df", "-h", "--json")
     assert (code, seen) == (7, [("worker-1", ["df", "-h", "--json"])])
+
+
+def test_text_is_printed_as_it_is(mayfly, monkeypatch, state):
+    """Square brackets, as in Ansible's output, are no markup."""
+    ledger_with(state, "one")
+    monkeypatch.setattr(cli, "open_services", lambda *_, **__: FakeServices())
+    found = {"lines": ["TASK [agent : Install]", "[bold]ok"]}
+    monkeypatch.setattr(cli.logs, "read", lambda *_: found)
+    assert mayfly("logs", "one", "ps-0")[1] == "TASK [agent : Install]\n[bold]ok\n"
 
 
 COMMANDS = [
