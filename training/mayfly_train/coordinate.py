@@ -275,6 +275,10 @@ def run(args: argparse.Namespace) -> int:
 def staging_seconds(client: s3.S3Client, run_uri: s3.S3Uri) -> float | None:
     """How long the slowest node took to stage its share; None when no node has told."""
     shares = run_uri.join("status")
-    names = [name for name in s3.list_sizes(client, shares) if name.startswith("staging-")]
-    documents = [s3.read_json(client, shares.join(name)) for name in names]
+    try:
+        names = [name for name in s3.list_sizes(client, shares) if name.startswith("staging-")]
+        documents = [s3.read_json(client, shares.join(name)) for name in names]
+    except NodeError as error:
+        LOG.warning("coordinator: staging's status not read: %s", error)
+        return None
     return max((float(document.get("seconds") or 0) for document in documents), default=None)
