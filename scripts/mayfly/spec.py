@@ -238,7 +238,7 @@ class Trainer(Model):
 
     @property
     def batch_size(self) -> int:
-        """Examples per step and worker."""
+        """Examples in one global step, whatever the number of workers."""
         value = self.args.get("batch_size", 128)
         return value if isinstance(value, int) else 128
 
