@@ -17,6 +17,7 @@ from mayfly.errors import MayflyError
 from mayfly.redact import Redactor
 from mayfly_train.errors import NodeError
 
+PIPE_WIDTH = 160
 INTERRUPTED = 130  # what shells report for SIGINT
 
 
@@ -27,7 +28,8 @@ def emit(document: Mapping[str, Any], human: RenderableType | None, *, as_json: 
     elif isinstance(human, str):
         print(human, flush=True)
     elif human is not None:
-        Console().print(human)
+        # A pipe has no width of its own; the usual 80 columns would cut the tables.
+        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(human)
 
 
 def report_error(error: BaseException, *, debug: bool, redact: Redactor | None = None) -> int:

@@ -15,6 +15,7 @@ from mayfly.im import Manager
 from mayfly.ledger import Ledger, Record
 from mayfly.watch import Pace
 
+ORPHAN_S = 5.0  # what is there so long after IM forgot it has nobody else to remove it
 AGAIN_S = 60.0  # an IM that was restarted says "deleting" for ever, until it is asked again
 
 
@@ -22,6 +23,7 @@ class Traces(Protocol):
     """The cloud's own listing of what carries an infrastructure's label."""
 
     def leftovers(self, infrastructure_id: str) -> list[str]: ...
+    def remove(self, infrastructure_id: str) -> None: ...
     def wipe(self, infrastructure_id: str) -> object: ...
 
 
@@ -91,9 +93,12 @@ class Destroyer:
     def _until_nothing_carries_the_label(
         self, traces: Traces, infrastructure: str, report: Callable[[str], None]
     ) -> None:
-        deadline = self.pace.clock() + self.pace.patience
+        started = self.pace.clock()
         while left := traces.leftovers(infrastructure):
-            if self.pace.clock() > deadline:
+            waited = self.pace.clock() - started
+            if waited > ORPHAN_S:
+                traces.remove(infrastructure)
+            if waited > self.pace.patience:
                 names = ", ".join(left[:5])
                 raise RemoteError(
                     f"still there after destroy: {names}",

@@ -7,6 +7,7 @@ carries IM's message on one line.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from mayfly.errors import RemoteError
 from mayfly.redact import Secret
 
 MESSAGE_LENGTH = 400
+RESTART_S = 30.0
 # What IM says of an infrastructure; those not named here mean "wait" (pending, running, unknown).
 READY = "configured"
 BROKEN = ("failed", "unconfigured", "stopped", "off", "deleting")
@@ -74,7 +76,9 @@ class IM:
 
     def create(self, radl: str) -> str:
         """Ask for an infrastructure and return its id at once; IM goes on creating it."""
-        return str(self._call("create", lambda: self._client.create(radl, asyncr=True)))
+        return str(
+            self._call("create", lambda: self._client.create(radl, asyncr=True), again=False)
+        )
 
     def state(self, infrastructure: str) -> State:
         """Return the state; raises RemoteError when IM does not know the infrastructure."""
@@ -115,15 +119,21 @@ class IM:
         get = self._client.get_infra_property
         return self._call(f"read {name}", lambda: get(infrastructure, name))
 
-    def _call(self, what: str, call: Callable[[], tuple[bool, Any]]) -> Any:
-        try:
-            success, value = call()
-        except requests.RequestException as error:
-            cause = type(error).__name__
-            raise RemoteError(
-                f"IM does not answer at {self._url}: {cause}", hint="is the service running?"
-            ) from error
-        return self._checked(what, success, value)
+    def _call(self, what: str, call: Callable[[], tuple[bool, Any]], again: bool = True) -> Any:
+        """Call IM; one that is being restarted gets some time, where asking twice does no harm."""
+        deadline = time.monotonic() + RESTART_S
+        while True:
+            try:
+                success, value = call()
+            except requests.RequestException as error:
+                if not again or time.monotonic() > deadline:
+                    raise RemoteError(
+                        f"IM does not answer at {self._url}: {type(error).__name__}",
+                        "is the service running?",
+                    ) from error
+                time.sleep(1)
+            else:
+                return self._checked(what, success, value)
 
     @staticmethod
     def _checked(what: str, success: bool, value: Any) -> Any:

@@ -65,7 +65,8 @@ def login(
         if not node.public_ip:
             line += ["-o", f"ProxyCommand={_proxy(_jump(nodes), files)}"]
         target = f"{node.user}@{node.public_ip or node.private_ip}"
-        remote = [shlex.join(command)] if command else []
+        # One word is a line for the node's shell, as with ssh itself; several keep their borders.
+        remote = list(command) if len(command) < 2 else [shlex.join(command)]  # noqa: PLR2004
         yield [*line, *extra, target, *remote]
 
 

@@ -72,17 +72,24 @@ class FakeIM:
 
 @dataclass
 class FakeTraces:
-    """A cloud whose listing of a label shortens by one with every look."""
+    """A cloud whose listing of a label shortens by one with every look, unless they are orphans."""
 
     left: list[str] = field(default_factory=list)
+    orphans: bool = False
     stuck: bool = False
+    removed: list[str] = field(default_factory=list)
     wiped: list[str] = field(default_factory=list)
 
     def leftovers(self, infrastructure_id: str) -> list[str]:
         now = list(self.left)
-        if self.left and not self.stuck:
+        if self.left and not (self.stuck or self.orphans):
             self.left.pop()
         return now
+
+    def remove(self, infrastructure_id: str) -> None:
+        self.removed.append(infrastructure_id)
+        if not self.stuck:
+            self.left.clear()
 
     def wipe(self, infrastructure_id: str) -> None:
         self.wiped.append(infrastructure_id)

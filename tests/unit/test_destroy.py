@@ -38,6 +38,7 @@ def test_it_ends_when_im_and_the_cloud_list_nothing(ledger):
     destroy(im, ledger, traces)
     assert im.radls == {}
     assert traces.left == []
+    assert traces.removed == []
     assert traces.wiped == ["infra-7"]
     assert ledger.get(RUN).destroyed
     assert [(e.action, e.target, e.outcome) for e in ledger.journal(RUN)] == [
@@ -65,6 +66,15 @@ def test_it_finds_an_infrastructure_whose_id_never_came_back(ledger):
     im = FakeIM(radls={"infra-9": f"description {RUN} ()", "other": "description x ()"})
     destroy(im, ledger)
     assert list(im.radls) == ["other"]
+
+
+def test_nodes_that_im_has_forgotten_are_removed(ledger):
+    """IM's database was lost, say, or it could not remove a node and forgot it."""
+    ledger.set_infrastructure(RUN, "infra-7")
+    traces = FakeTraces(left=["node-1", "network-1"], orphans=True)
+    destroy(FakeIM(), ledger, traces)
+    assert traces.removed == ["infra-7"]
+    assert traces.wiped == ["infra-7"]
 
 
 def test_what_does_not_go_away_is_named(ledger):

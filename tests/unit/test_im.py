@@ -69,6 +69,15 @@ def test_a_dead_service_is_named(im):
         im(create=requests.ConnectionError("…")).create("…")
 
 
+def test_a_service_that_is_restarted_is_waited_for(im, monkeypatch):
+    client = im(state=requests.ConnectionError("…"))._client
+    restarted = (True, {"state": "running", "vm_states": {}})
+    monkeypatch.setattr("mayfly.im.time.sleep", lambda _: client.answers.update(state=restarted))
+    restarting = im()
+    restarting._client = client
+    assert restarting.state("i").infrastructure == "running"
+
+
 def test_a_missing_auth_file_is_an_error_of_ours(tmp_path):
     with pytest.raises(RemoteError, match="auth file"):
         IM("http://127.0.0.1:8800", tmp_path / "absent")
