@@ -18,7 +18,6 @@ def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     return {
         "dataset_source": spec.data.source,
         "dataset_run_uri": run.uri(spec),
-        "dataset_run_uri": run.uri(spec),
         **_s3("dataset", run),
         **_trainer(spec, run),
         "model_export_run_uri": run.uri(spec),
