@@ -36,7 +36,9 @@ def test_contents(tarball: Path):
         "radl/cluster.radl.j2",
     }
     assert must - names == set()
-    strange = [n for n in names if "molecule" in n or n.startswith((".", "tests", "scripts", "build"))]
+    strange = [
+        n for n in names if "molecule" in n or n.startswith((".", "tests", "scripts", "build"))
+    ]
     assert strange == []
     assert [n for n in names if "__pycache__" in n or n.endswith((".pyc", ".egg-info"))] == []
 
@@ -46,12 +48,20 @@ def test_installs_and_its_playbooks_run_by_fqcn(tarball: Path, tmp_path: Path):
         **os.environ,
         "ANSIBLE_COLLECTIONS_PATH": str(tmp_path / "collections"),
         "ANSIBLE_HOME": str(tmp_path / "home"),
-        "ANSIBLE_CONFIG": os.devnull,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
     }
     install = [BIN / "ansible-galaxy", "collection", "install", "--offline", str(tarball)]
     subprocess.run(install, check=True, capture_output=True, env=environment, cwd=tmp_path)
     inventory = ROOT / "inventory/example/hosts.yml"
     for playbook in ("site", "hdfs", "dataset", "runtime", "train", "check"):
-        command = [BIN / "ansible-playbook", "-i", str(inventory), "--syntax-check", f"mayfly.training.{playbook}"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        command = [
+            BIN / "ansible-playbook",
+            "-i",
+            str(inventory),
+            "--syntax-check",
+            f"mayfly.training.{playbook}",
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr

@@ -48,6 +48,8 @@ def test_verbs_exist(page: Path):
 def test_every_public_make_target_has_a_help_line():
     text = (ROOT / "Makefile").read_text()
     phony = text.split(".PHONY:")[1].split("\n\n")[0].replace("\\\n", " ").split()
-    listed = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     shown = {line.split()[0] for line in listed.splitlines() if line.startswith("  ")}
     assert set(phony) - {"bench"} <= shown

@@ -13,8 +13,12 @@ CONNECTORS = sorted((ROOT / "scripts/im_connectors").rglob("*.py"))
 
 
 def tracked() -> list[Path]:
-    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
-    return [ROOT / name for name in listing.decode().split("\0") if name and (ROOT / name).is_file()]
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
+    return [
+        ROOT / name for name in listing.decode().split("\0") if name and (ROOT / name).is_file()
+    ]
 
 
 @pytest.mark.parametrize("path", CONNECTORS, ids=lambda path: path.name)
@@ -24,7 +28,9 @@ def test_what_subclasses_im_is_gpl(path: Path):
 
 def test_gpl_stays_in_its_directory():
     package = [*(ROOT / "scripts/mayfly").rglob("*.py"), *(ROOT / "training").rglob("*.py")]
-    assert [p for p in package if re.search(r"^\s*(from|import) IM\b", p.read_text(), re.MULTILINE)] == []
+    assert [
+        p for p in package if re.search(r"^\s*(from|import) IM\b", p.read_text(), re.MULTILINE)
+    ] == []
 
 
 def test_no_secret_and_no_private_key_in_the_tree():

@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import testenv  # noqa: E402
-
 from mayfly.local import platform as local  # noqa: E402
 from mayfly_train import s3  # noqa: E402
 
@@ -68,7 +67,7 @@ def bucket(platform: local.LocalPlatform) -> Any:
         "AWS_ACCESS_KEY_ID": testenv.VARIABLES["MAYFLY_S3_ACCESS_KEY_ID"],
         "AWS_SECRET_ACCESS_KEY": testenv.CANARY,
     }
-    return s3.client(settings)
+    return s3.connect(s3.S3Settings.from_environ(settings))
 
 
 def docker(platform: local.LocalPlatform, *arguments: str) -> str:
@@ -78,17 +77,21 @@ def docker(platform: local.LocalPlatform, *arguments: str) -> str:
 
 def nodes(platform: local.LocalPlatform) -> list[str]:
     """Names of the containers that are nodes of some infrastructure, stopped ones too."""
-    shown = docker(platform, "ps", "-a", "--filter", "label=im.infrastructure", "--format", "{{.Names}}")
+    shown = docker(
+        platform, "ps", "-a", "--filter", "label=im.infrastructure", "--format", "{{.Names}}"
+    )
     return shown.split()
 
 
 def networks(platform: local.LocalPlatform) -> list[str]:
-    shown = docker(platform, "network", "ls", "--filter", "label=im.infrastructure", "--format", "{{.Name}}")
+    shown = docker(
+        platform, "network", "ls", "--filter", "label=im.infrastructure", "--format", "{{.Name}}"
+    )
     return shown.split()
 
 
 class CanaryWatch(threading.Thread):
-    """Looks for the canary while a run lives: command lines of all processes, and the nodes' journals.
+    """Looks for the canary while a run lives: in command lines and in the nodes' journals.
 
     Nodes are containers, so the machine's /proc shows their processes too. A file on a node may
     hold the secret only when it is root's and closed to everybody else.
@@ -96,7 +99,7 @@ class CanaryWatch(threading.Thread):
 
     JOURNAL = "journalctl --no-pager -q 2>/dev/null | grep -c {canary}; true"
     FILES = (
-        "grep -rlsF {canary} /etc /var /opt/mayfly/agent /opt/mayfly/lib /tmp /root /home 2>/dev/null"
+        "grep -rlsF {canary} /etc /var /opt/mayfly/lib /tmp /root /home 2>/dev/null"
         " | xargs -r stat -c '%a %U %n'; true"
     )
 

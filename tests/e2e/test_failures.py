@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import testenv
 from conftest import mayfly, nodes
+
+import testenv
 
 FAILING = """\
 import sys
@@ -16,7 +17,7 @@ sys.exit("the user's own mistake: no such column 'price'")
 
 
 def publish_repository(platform, bucket, tmp_path: Path, name: str, files: dict[str, str]) -> str:
-    """A Git repository behind plain HTTP, in the bucket that everybody may read; returns its URL."""
+    """A Git repository behind HTTP, in the bucket that all may read; returns its URL."""
     work, bare = tmp_path / "work", tmp_path / f"{name}.git"
     for path, text in files.items():
         (work / path).parent.mkdir(parents=True, exist_ok=True)

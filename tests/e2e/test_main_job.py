@@ -1,4 +1,4 @@
-"""The main job whole, as a new user types it: data in S3 to a verified model in S3, nothing left."""
+"""The main job whole, as a new user types it: data in S3 to a verified model, nothing left."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import testenv
 from conftest import ROOT, CanaryWatch, Outcome, mayfly, networks, nodes, run
+
+import testenv
 
 PHASES = {
     "image",
@@ -79,9 +80,22 @@ def test_no_secret_in_a_process_list_a_journal_or_an_open_file(job):
 
 def test_no_secret_in_a_file_after_the_run(job):
     """State, rendered files and caches; but for the embedded S3 server's own identities."""
-    places = [testenv.STATE, ROOT / "build", Path(os.environ.get("MAYFLY_CACHE_DIR", "~/.cache/mayfly")).expanduser()]
-    command = ["grep", "-rlF", "-f", "-", "--exclude-dir=docker", *[str(p) for p in places if p.exists()]]
-    found = subprocess.run(command, input=testenv.CANARY, capture_output=True, text=True, check=False).stdout
+    places = [
+        testenv.STATE,
+        ROOT / "build",
+        Path(os.environ.get("MAYFLY_CACHE_DIR", "~/.cache/mayfly")).expanduser(),
+    ]
+    command = [
+        "grep",
+        "-rlF",
+        "-f",
+        "-",
+        "--exclude-dir=docker",
+        *[str(p) for p in places if p.exists()],
+    ]
+    found = subprocess.run(
+        command, input=testenv.CANARY, capture_output=True, text=True, check=False
+    ).stdout
     own = [line for line in found.splitlines() if "/s3/" in line and line.endswith(".json")]
     assert [line for line in found.splitlines() if line not in own] == []
     assert [line for line in own if Path(line).stat().st_mode & 0o077] == []

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import testenv
 from conftest import ROOT, mayfly, nodes
 from test_failures import publish_repository
 
+import testenv
 from mayfly import collection
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,17 @@ def test_larger_images_by_the_job_file_alone(platform, clean, tmp_path):
             pixels = random.integers(0, 60, (64, 64, 3), dtype=np.uint8) + np.uint8(index * 60)
             image.fromarray(pixels).save(tmp_path / "faces" / label / f"{number}.png")
     source = "s3://mayfly/datasets/faces-e2e/"
-    put = mayfly("data", "put", str(tmp_path / "faces"), source, "--cloud", "local", "--image-size", "224", "--json")
+    put = mayfly(
+        "data",
+        "put",
+        str(tmp_path / "faces"),
+        source,
+        "--cloud",
+        "local",
+        "--image-size",
+        "224",
+        "--json",
+    )
     assert put.code == 0, put.messages
     job = tmp_path / "faces.yml"
     job.write_text(
@@ -82,7 +92,9 @@ def test_the_radl_stands_alone(platform, bucket, clean, tmp_path):
     client = [str(ROOT / ".venv/bin/python"), str(ROOT / "scripts/im_client.py")]
     client += ["-r", platform.im_url, "-a", str(platform.im_auth_file)]
     answers = f"{testenv.VARIABLES['MAYFLY_S3_ACCESS_KEY_ID']}\n{testenv.CANARY}\n"
-    created = subprocess.run([*client, "create", str(radl)], input=answers, capture_output=True, text=True, check=False)
+    created = subprocess.run(
+        [*client, "create", str(radl)], input=answers, capture_output=True, text=True, check=False
+    )
     assert created.returncode == 0, created.stdout + created.stderr
     infrastructure = created.stdout.split()[-1]
     try:
@@ -92,7 +104,9 @@ def test_the_radl_stands_alone(platform, bucket, clean, tmp_path):
         while status.get("state") not in ("succeeded", "failed") and time.monotonic() < deadline:
             time.sleep(5)
             try:
-                body = bucket.get_object(Bucket=name, Key=f"{prefix.strip('/')}/status.json")["Body"]
+                body = bucket.get_object(Bucket=name, Key=f"{prefix.strip('/')}/status.json")[
+                    "Body"
+                ]
                 status = json.loads(body.read())
             except bucket.exceptions.NoSuchKey:
                 continue

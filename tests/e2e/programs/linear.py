@@ -10,7 +10,10 @@ PIXELS = 3 * 32 * 32
 
 def records(pattern, train):
     def parse(record):
-        spec = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+        spec = {
+            "image": tf.io.FixedLenFeature([], tf.string),
+            "label": tf.io.FixedLenFeature([], tf.int64),
+        }
         example = tf.io.parse_single_example(record, spec)
         pixels = tf.cast(tf.io.decode_raw(example["image"], tf.uint8), tf.float32) / 255.0
         return {"pixels": tf.reshape(pixels, [PIXELS])}, example["label"]
@@ -33,15 +36,24 @@ def main():
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)
     column = tf.feature_column.numeric_column("pixels", shape=[PIXELS])
     config = tf.estimator.RunConfig(save_checkpoints_steps=200, log_step_count_steps=50)
-    estimator = tf.estimator.LinearClassifier([column], arguments.job_dir, n_classes=10, config=config, optimizer="SGD")
+    estimator = tf.estimator.LinearClassifier(
+        [column], arguments.job_dir, n_classes=10, config=config, optimizer="SGD"
+    )
     serving = tf.estimator.export.build_parsing_serving_input_receiver_fn(
         tf.feature_column.make_parse_example_spec([column])
     )
     exporter = tf.estimator.FinalExporter("model", serving)
     tf.estimator.train_and_evaluate(
         estimator,
-        tf.estimator.TrainSpec(records(f"{arguments.data_dir}/train*", True), max_steps=arguments.train_steps),
-        tf.estimator.EvalSpec(records(f"{arguments.data_dir}/eval*", False), steps=None, exporters=[exporter], throttle_secs=30),
+        tf.estimator.TrainSpec(
+            records(f"{arguments.data_dir}/train*", True), max_steps=arguments.train_steps
+        ),
+        tf.estimator.EvalSpec(
+            records(f"{arguments.data_dir}/eval*", False),
+            steps=None,
+            exporters=[exporter],
+            throttle_secs=30,
+        ),
     )
 
 
