@@ -19,7 +19,8 @@ from radl.radl_parse import parse_radl
 
 from mayfly import inputs
 from mayfly.clouds import CloudProfile, load_cloud
-from mayfly.collection import cache_dir
+from mayfly.local import imservice
+from mayfly.local.paths import find_paths
 from mayfly.radl_lint import lint
 from mayfly.radl_render import render
 from mayfly.run import Run
@@ -205,12 +206,16 @@ def test_ansible_takes_every_block_as_im_runs_it(case: Case, tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture(scope="module")
+def im_python() -> Path:
+    """The Python of IM's own environment, which CLOUD=local needs anyway and keeps in the cache."""
+    environment = imservice.install(find_paths(os.environ), print)
+    return environment / "bin/python"
+
+
 @every_case
-def test_im_merges_every_block_as_we_think(case: Case):
-    """By IM's own merge_recipes, where CLOUD=local has put IM's environment into the cache."""
-    found = sorted(cache_dir().glob("venvs/im-*/bin/python"))
-    if not found:
-        pytest.skip("IM is not installed yet: mayfly local up does that")
+def test_im_merges_every_block_as_we_think(case: Case, im_python: Path):
+    """By IM's own merge_recipes."""
     radl = parse_radl(case.render())
     texts = {c.name: c.recipes for c in radl.configures}
     program = (
@@ -219,7 +224,7 @@ def test_im_merges_every_block_as_we_think(case: Case):
         "print(json.dumps({k: merge_recipes(header, v) for k, v in texts.items()}))"
     )
     done = subprocess.run(
-        [found[-1], "-c", program],
+        [im_python, "-c", program],
         input=json.dumps([yaml.safe_dump([IM_HEADER]), texts]),
         capture_output=True,
         text=True,
