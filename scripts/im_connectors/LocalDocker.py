@@ -18,8 +18,6 @@ import json
 import os
 import socket
 import tarfile
-import threading
-import time
 import uuid
 from http import HTTPStatus
 from pathlib import Path
@@ -35,7 +33,7 @@ from radl.radl import Feature
 
 USER = "root"
 KEY = "disk.0.os.credentials.private_key"
-SSH_SECONDS = 60
+SSH_SECONDS = 2
 # One bit each, in order: include/uapi/linux/capability.h.
 CAPABILITIES = [
     "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID",
@@ -52,7 +50,6 @@ class LocalDockerCloudConnector(DockerCloudConnector):
     """Launches, watches and removes containers that run systemd and sshd."""
 
     type = "LocalDocker"
-    _networks_lock = threading.Lock()  # IM launches several groups of nodes at the same time
 
     def create_request(self, method, url, auth_data, headers=None, body=None):
         """Ask the engine; `host = unix://localhost/PATH` in the auth line names its socket."""
@@ -74,11 +71,10 @@ class LocalDockerCloudConnector(DockerCloudConnector):
         return system
 
     def launch(self, inf, radl, requested_radl, num_vm, auth_data):
-        """Start `num_vm` nodes and return when sshd of each answers, for IM's own wait is 10 s."""
+        """Start `num_vm` nodes; each is (True, VM), or (False, why it could not be started)."""
         system = radl.systems[0]
-        with self._networks_lock:
-            self._create_networks(inf, radl, auth_data)
         with inf._lock:
+            self._create_networks(inf, radl, auth_data)
             self._create_labelled_volumes(inf, system, auth_data)
             public_key, private_key = self._keys(inf)
         launched = []
@@ -98,10 +94,15 @@ class LocalDockerCloudConnector(DockerCloudConnector):
             values.addFeature(Feature(KEY, "=", private_key), conflict="other", missing="other")
             vm.destroy = False
             launched.append((True, vm))
-        for ok, vm in launched:
-            if ok:
-                self._wait_for_ssh(vm, auth_data)
         return launched
+
+    def updateVMInfo(self, vm, auth_data):
+        """Tell IM the node's state: running when sshd answers, as IM then waits 10 s for it."""
+        known_to_run = vm.state == VirtualMachine.RUNNING
+        ok, result = super().updateVMInfo(vm, auth_data)
+        if ok and vm.state == VirtualMachine.RUNNING and not known_to_run and not has_ssh(vm):
+            vm.state = VirtualMachine.PENDING
+        return ok, result
 
     def setIPs(self, vm, cont_info, auth_data):
         """Tell IM the node's addresses: the platform's network is the public one."""
@@ -220,20 +221,6 @@ class LocalDockerCloudConnector(DockerCloudConnector):
             endpoints[self._public_network(auth_data)] = {}
         return endpoints
 
-    def _wait_for_ssh(self, vm, auth_data):
-        """Return when the node's sshd answers, or after a time: IM goes on to wait by itself."""
-        deadline = time.monotonic() + SSH_SECONDS
-        self.updateVMInfo(vm, auth_data)
-        address = vm.getPublicIP() or vm.getPrivateIP()
-        while address and time.monotonic() < deadline:
-            try:
-                with socket.create_connection((address, 22), timeout=2) as connection:
-                    if connection.recv(4) == b"SSH-":
-                        return
-            except OSError:
-                pass
-            time.sleep(0.2)
-
 
 def container(vm, mounts, first, labels):
     """The engine's description of a node (Engine API, ContainerCreate): systemd is its PID 1."""
@@ -282,6 +269,18 @@ def missing_capabilities(status):
     line = next(line for line in status.splitlines() if line.startswith("CapBnd:"))
     mask = int(line.split()[1], 16)
     return [name for bit, name in enumerate(CAPABILITIES) if not mask >> bit & 1]
+
+
+def has_ssh(vm):
+    """Whether an SSH server answers on the node."""
+    address = vm.getPublicIP() or vm.getPrivateIP()
+    if not address:
+        return False
+    try:
+        with socket.create_connection((address, 22), timeout=SSH_SECONDS) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
 
 
 def key_archive(public_key):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mayfly.errors import MayflyError
+from mayfly.local.host import last_line
 
 PROC = Path("/proc")
 POLL_SECONDS = 0.1
@@ -70,7 +71,7 @@ class Daemon:
             return None
         return record if record.alive() else None
 
-    def start(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+    def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start `command` in a session of its own, with its output in the log."""
         with self.log.open("ab") as log:
             self.log.chmod(0o600)
@@ -79,7 +80,7 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environ,
+                env=dict(environ),
                 cwd=self.directory,
                 start_new_session=True,
             )
@@ -116,11 +117,22 @@ class Daemon:
 
     def last_line(self) -> str:
         """The last line of the log that says something."""
-        try:
-            lines = self.log.read_text(errors="replace").split("\n")
-        except OSError:
-            lines = []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "no output")[:300]
+        return last_line(self.log.read_text(errors="replace") if self.log.exists() else "")
+
+
+def plain_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a daemon may know of the user's environment: where things are, not who may do what."""
+    kept = (
+        "PATH",
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "SSL_CERT_FILE",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+    )
+    return {name: value for name, value in environ.items() if name.upper() in kept}
 
 
 def _gone(process: Process, seconds: float) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mayfly.errors import RemoteError
+from mayfly.local.host import last_line
 
 OURS = "mayfly=1"  # the label on everything that we make
 INFRASTRUCTURE = "im.infrastructure"  # the label that the connector adds
@@ -22,20 +23,35 @@ class Docker:
 
     host: str
 
-    def __call__(self, *arguments: str, input_text: str | None = None) -> str:
+    def __call__(self, *arguments: str) -> str:
         """Run `docker ARGUMENTS`; returns its output, raises RemoteError when it fails."""
         result = subprocess.run(
             self.command(*arguments),
             check=False,
             capture_output=True,
             text=True,
-            input=input_text,
             env=self.environ(),
         )
         if result.returncode:
-            said = (result.stderr or result.stdout).strip().splitlines()
-            raise RemoteError(f"docker {arguments[0]}: {said[-1] if said else 'no output'}")
+            raise RemoteError(f"docker {arguments[0]}: {last_line(result.stdout, result.stderr)}")
         return result.stdout.strip()
+
+    def logged(self, log: Path, *arguments: str) -> None:
+        """Run `docker ARGUMENTS` with its output in a file, which a RemoteError names."""
+        with log.open("w") as file:
+            result = subprocess.run(
+                self.command(*arguments),
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=self.environ(),
+            )
+        if result.returncode:
+            # The builder's own last line repeats the command; what the command said comes before.
+            said = [line for line in log.read_text().splitlines() if "non-zero code" not in line]
+            cause = last_line("\n".join(said))
+            raise RemoteError(f"docker {arguments[0]} failed: {cause}", f"see {log}")
 
     def command(self, *arguments: str) -> list[str]:
         return ["docker", "-H", self.host, *arguments]

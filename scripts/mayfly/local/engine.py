@@ -22,7 +22,7 @@ from typing import Any
 
 from mayfly.errors import MayflyError, UserError
 from mayfly.local import host
-from mayfly.local.daemons import Daemon
+from mayfly.local.daemons import Daemon, plain_environ
 from mayfly.local.docker import OURS, Docker, socket_path
 from mayfly.local.host import Progress
 from mayfly.local.paths import Paths
@@ -103,7 +103,8 @@ class OwnEngine:
         self._make_bridge(pool)
         self.config.write_text(json.dumps(self._settings(pool), indent=2))
         self.set_rules()
-        self.daemon.start(["dockerd", "--config-file", str(self.config)])
+        command = ["dockerd", "--config-file", str(self.config)]
+        self.daemon.start(command, plain_environ(os.environ))
         self.daemon.wait(self.docker.answers, START_SECONDS)
 
     def stop(self) -> list[str]:

@@ -84,9 +84,14 @@ def run(command: list[str], **options: object) -> subprocess.CompletedProcess[st
         command, check=False, capture_output=True, text=True, **options
     )
     if result.returncode:
-        said = [line for line in (result.stderr + result.stdout).splitlines() if line.strip()]
-        raise MayflyError(f"{command[0]} failed: {said[-1].strip() if said else 'no output'}")
+        raise MayflyError(f"{command[0]} failed: {last_line(result.stdout, result.stderr)}")
     return result
+
+
+def last_line(*texts: str) -> str:
+    """The last line that says something, of the last text that does."""
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no output"
 
 
 def _apt(*arguments: str) -> None:

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from mayfly.errors import MayflyError, RemoteError, UserError
 from mayfly.local import host
-from mayfly.local.docker import Docker
+from mayfly.local.docker import OURS, Docker
 from mayfly.local.host import Progress
 from mayfly.local.paths import Paths
 from mayfly.local.pipsettings import PipSettings, find_pip_settings
@@ -32,7 +35,8 @@ SUITE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
 SECURITY_MIRROR = "http://deb.debian.org/debian-security"
 PIP = "/var/tmp/.mamba/envs/ansible/bin/pip"
-HADOOP_SCRIPT = "roles/hadoop/files/assemble_hdfs.py"
+HADOOP_SCRIPT = Path("roles/hadoop/files/assemble_hdfs.py")
+KEEP_SECONDS = 30 * 24 * 3600
 REQUIREMENTS = ("roles/agent/files/requirements*.txt", "roles/runtime/files/requirements*.txt")
 REPOSITORIES = ("mayfly-node:", "mayfly-base:", "mayfly-debian:")
 NOT_IN_BASE = ("assemble.sh", "requirements-tools.txt")
@@ -128,10 +132,12 @@ def sources_list(mirror: str, security: str) -> str:
     )
 
 
-def up(paths: Paths, docker: Docker, progress: Progress) -> tuple[str, bool]:
+def up(
+    paths: Paths, docker: Docker, progress: Progress, environ: Mapping[str, str] = os.environ
+) -> tuple[str, bool]:
     """Return the tag of the node image for this checkout, and whether it was there already."""
     pip = find_pip_settings()
-    recipe = read_recipe(paths.checkout, pip)
+    recipe = read_recipe(paths.checkout, pip, environ)
     if docker.has_image(recipe.tag):
         return recipe.tag, True
     Builder(paths, docker, recipe, pip, progress).build()
@@ -160,31 +166,46 @@ class Builder:
     progress: Progress
 
     def build(self) -> None:
-        """Make the image `recipe.tag`."""
-        self._base()
+        """Make the image `recipe.tag`, and leave its layers in the cache."""
+        if not self.docker.has_image(self.recipe.base_tag):
+            self._base()
+        with ThreadPoolExecutor() as pool:
+            parts = [pool.submit(self._save_base), pool.submit(self._hadoop)]
+            parts += [pool.submit(self._wheels, text) for text in self.recipe.requirements]
+            for part in parts:
+                part.result()
         with self._workspace() as context:
-            (context / "hadoop").mkdir()
             (context / "wheels").mkdir()
+            (context / "hadoop").mkdir()
             if self.recipe.hadoop:
-                _link_tree(self._hadoop(), context / "hadoop")
-            for requirements in self.recipe.requirements:
-                for wheel in self._wheels(requirements).glob("*.whl"):
-                    _link(wheel, context / "wheels" / wheel.name)
-            for wheel in torch_wheels(self.pip.find_links):
+                _link_tree(self._hadoop_made / "hadoop", context / "hadoop")
+            for wheel in self._all_wheels():
                 _link(wheel, context / "wheels" / wheel.name)
             self.progress("adding the Hadoop set and the wheels to the node image")
-            self._docker_build(
-                context, "node.Dockerfile", self.recipe.tag, f"BASE={self.recipe.base_tag}"
-            )
+            base = f"BASE={self.recipe.base_tag}"
+            self._docker_build(context, "node.Dockerfile", self.recipe.tag, base)
+        self._prune()
+
+    @property
+    def _base_saved(self) -> Path:
+        return self.paths.cached("images") / f"mayfly-base-{self.recipe.base}.tar.gz"
+
+    @property
+    def _hadoop_made(self) -> Path:
+        return self.paths.cached("hadoop") / self.recipe.hadoop_hash
+
+    def _wheels_made(self, requirements: str) -> Path:
+        return self.paths.cached("wheels") / self.recipe.wheels_hash(requirements)
+
+    def _all_wheels(self) -> list[Path]:
+        made = [self._wheels_made(text).glob("*.whl") for text in self.recipe.requirements]
+        return [*itertools.chain(*made), *torch_wheels(self.pip.find_links)]
 
     def _base(self) -> None:
-        tag = self.recipe.base_tag
-        if self.docker.has_image(tag):
-            return
-        saved = self.paths.cached("images") / f"mayfly-base-{self.recipe.base}.tar.gz"
-        if saved.exists():
+        """Load the base image from the cache, or make it."""
+        if self._base_saved.exists():
             self.progress("loading the node image from the cache")
-            self.docker("load", "-q", "-i", str(saved))
+            self.docker("load", "-q", "-i", str(self._base_saved))
             return
         source = self._source()
         with self._workspace() as context:
@@ -192,16 +213,23 @@ class Builder:
                 (context / name).parent.mkdir(exist_ok=True)
                 (context / name).write_text(text)
             self.progress("installing packages and Ansible in the node image (about 2 minutes)")
-            self._docker_build(context, "base.Dockerfile", tag, f"SOURCE={source}")
+            argument = f"SOURCE={source}"
+            self._docker_build(context, "base.Dockerfile", self.recipe.base_tag, argument)
+
+    def _save_base(self) -> None:
+        if self._base_saved.exists():
+            return
         self.progress("saving the node image in the cache")
-        with _written(saved) as partial:
-            _pipe([*self.docker.command("save", tag)], ["gzip", "-1"], partial)
+        with _written(self._base_saved) as partial:
+            save = self.docker.command("save", self.recipe.base_tag)
+            _pipe(save, ["gzip", "-1"], partial)
 
     def _source(self) -> str:
         """The image that the base is made from: a registry's, or one of debootstrap's."""
         if not self.recipe.source.startswith("debootstrap "):
-            self.progress(f"pulling {self.recipe.source}")
-            self.docker("pull", "-q", self.recipe.source)
+            if not self.docker.has_image(self.recipe.source):
+                self.progress(f"pulling {self.recipe.source}")
+                self.docker("pull", "-q", self.recipe.source)
             return self.recipe.source
         name = digest(self.recipe.source)
         saved = self.paths.cached("images") / f"debian-{name}.tar.gz"
@@ -233,49 +261,60 @@ class Builder:
                 ]
                 _pipe(["tar", "-C", str(root), *skip, "-c", "."], ["gzip", "-1"], partial)
 
-    def _hadoop(self) -> Path:
-        """The directory with the HDFS-only set, assembled in a node when the cache has none."""
-        made = self.paths.cached("hadoop") / self.recipe.hadoop_hash
-        if not made.exists():
-            self.progress("assembling the HDFS-only set of Hadoop (about 1 minute)")
-            with self._workspace() as context, _written(made) as partial:
-                for name, text in self.recipe.hadoop.items():
-                    (context / name).write_text(text)
-                partial.mkdir()
-                script = Path(HADOOP_SCRIPT).name
-                self._in_base(context, partial, "sh", "/in/assemble.sh", f"/in/{script}")
-        return made / "hadoop"
+    def _hadoop(self) -> None:
+        """Assemble the HDFS-only set in a node, unless the cache has it."""
+        made = self._hadoop_made
+        if made.exists() or not self.recipe.hadoop:
+            return
+        self.progress("assembling the HDFS-only set of Hadoop (about 1 minute)")
+        with self._workspace() as context, _written(made) as partial:
+            for name, text in self.recipe.hadoop.items():
+                (context / name).write_text(text)
+            partial.mkdir()
+            self._in_base(context, partial, "sh", "/in/assemble.sh", f"/in/{HADOOP_SCRIPT.name}")
 
-    def _wheels(self, requirements: str) -> Path:
-        """The directory with the wheels of one requirements file, for the node's own Python."""
-        made = self.paths.cached("wheels") / self.recipe.wheels_hash(requirements)
-        if not made.exists():
-            names = [line.split("=")[0] for line in requirements.splitlines() if line[:1].isalpha()]
-            self.progress(f"downloading {len(names)} wheels: {', '.join(names)[:60]} …")
-            with self._workspace() as context, _written(made) as partial:
-                (context / "requirements.txt").write_text(requirements)
-                partial.mkdir()
-                # The environment has no setuptools: a source distribution gets its own to build.
-                options = ("-q", "--no-cache-dir", "--use-pep517", "-w", "/out")
-                self._in_base(
-                    context, partial, PIP, "wheel", *options, "-r", "/in/requirements.txt"
-                )
-        return made
+    def _wheels(self, requirements: str) -> None:
+        """Collect the wheels of one requirements file for the nodes' Python, unless cached."""
+        made = self._wheels_made(requirements)
+        if made.exists():
+            return
+        names = [line.split("=")[0] for line in requirements.splitlines() if line[:1].isalpha()]
+        self.progress(f"downloading wheels: {', '.join(names)[:60]} …")
+        with self._workspace() as context, _written(made) as partial:
+            (context / "requirements.txt").write_text(requirements)
+            partial.mkdir()
+            # The environment has no setuptools: a source distribution gets its own to build.
+            options = ("-q", "--no-cache-dir", "--use-pep517", "-w", "/out")
+            self._in_base(context, partial, PIP, "wheel", *options, "-r", "/in/requirements.txt")
 
     def _in_base(self, given: Path, result: Path, *command: str) -> None:
         """Run a command in a container of the base image: /in is what it reads, /out its result."""
         mounts = ("-v", f"{given}:/in:ro", "-v", f"{result}:/out")
-        label = ("--label", "mayfly=1")
         # The host's network: nothing listens, and any network of the engine may lack a way out.
-        self.docker(
-            "run", "--rm", *label, "--network", "host", *mounts, self.recipe.base_tag, *command
-        )
+        options = ("--rm", "--label", OURS, "--network", "host", *mounts)
+        log = self.paths.of("image") / f"{result.name.strip('.')}.log"
+        self.docker.logged(log, "run", *options, self.recipe.base_tag, *command)
 
     def _docker_build(self, context: Path, dockerfile: str, tag: str, argument: str) -> None:
-        file = context / "Dockerfile"
-        file.write_text((NODE / dockerfile).read_text())
-        options = ("--network", "host", "--force-rm", "-q", "-t", tag, "--build-arg", argument)
-        self.docker("build", *options, str(context))
+        (context / "Dockerfile").write_text((NODE / dockerfile).read_text())
+        options = ("--network", "host", "--force-rm", "-t", tag, "--build-arg", argument)
+        log = self.paths.of("image") / f"{dockerfile}.log"
+        self.docker.logged(log, "build", *options, str(context))
+
+    def _prune(self) -> None:
+        """Remove from the cache what no build has used for a month."""
+        used = [
+            self._base_saved,
+            self._hadoop_made,
+            *map(self._wheels_made, self.recipe.requirements),
+        ]
+        for path in used:
+            if path.exists():
+                os.utime(path)
+        for part in ("images", "hadoop", "wheels", "work"):
+            for path in self.paths.cached(part).iterdir():
+                if path.stat().st_mtime < time.time() - KEEP_SECONDS:
+                    _remove(path)
 
     @contextlib.contextmanager
     def _workspace(self) -> Iterator[Path]:

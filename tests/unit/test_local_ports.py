@@ -1,0 +1,50 @@
+"""A port that is taken is named, with its holder and the variable to set."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from mayfly.errors import UserError
+from mayfly.local.ports import free_ports, holder, port_setting, require_free
+
+
+@pytest.fixture
+def listener():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_a_taken_port_names_its_holder_and_the_variable(listener: int) -> None:
+    with pytest.raises(UserError) as error:
+        require_free("127.0.0.1", listener, "MAYFLY_IM_PORT")
+    text = str(error.value)
+    assert f"port {listener} on 127.0.0.1 is taken" in text
+    assert f"(pid {os.getpid()})" in text
+    assert "set MAYFLY_IM_PORT" in text
+    assert error.value.exit_code == 2
+
+
+def test_a_free_port_is_accepted() -> None:
+    (port,) = free_ports(1)
+    require_free("127.0.0.1", port, "MAYFLY_IM_PORT")
+    assert holder(port) is None
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(8))) == 8
+
+
+@pytest.mark.parametrize("value", ["http", "0", "65536", "-1", "80 "])
+def test_what_is_no_port_is_refused(value: str) -> None:
+    with pytest.raises(UserError, match="MAYFLY_S3_PORT is not a port"):
+        port_setting({"MAYFLY_S3_PORT": value}, "MAYFLY_S3_PORT", 8333)
+
+
+@pytest.mark.parametrize(("environ", "port"), [({}, 8333), ({"P": ""}, 8333), ({"P": "9"}, 9)])
+def test_the_port_setting(environ: dict[str, str], port: int) -> None:
+    assert port_setting(environ, "P", 8333) == port
