@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from mayfly.ledger import Record
 
 TASK = re.compile(r"(ps|worker|chief|evaluator)-\d+")
 TENSORBOARD_PORT = 6006
-TUNNEL_PATIENCE_S = 30.0
+TUNNEL_PATIENCE_S = 60.0
 
 
 def looks_like_task(word: str) -> bool:
@@ -87,16 +88,24 @@ def tunnel(im: Manager, record: Record, port: int) -> Iterator[tuple[str, Callab
     forward = f"127.0.0.1:{local}:{chief.private_ip}:{TENSORBOARD_PORT}"
     options = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", forward)
     with remote.login(found, chief, options) as line:
-        process = subprocess.Popen(line, stdin=subprocess.DEVNULL)
+        # In a session of its own, so that Ctrl-C reaches us first and the tunnel ends quietly.
+        process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         try:
-            _await(local, process)
-            yield f"http://127.0.0.1:{local}/", lambda: _wait(process)
+            url = f"http://127.0.0.1:{local}/"
+            _await(url, process)
+            yield url, lambda: _wait(process)
         finally:
             process.terminate()
             process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes]) -> None:
+def _wait(process: subprocess.Popen[str]) -> None:
     try:
         process.wait()
     except KeyboardInterrupt:
@@ -104,17 +113,25 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     raise RemoteError("the tunnel was closed by the other end", "is the run still there?")
 
 
-def _await(port: int, process: subprocess.Popen[bytes]) -> None:
+def _await(url: str, process: subprocess.Popen[str]) -> None:
+    """Return when TensorBoard answers through the tunnel; it takes its time to start."""
     deadline = time.monotonic() + TUNNEL_PATIENCE_S
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RemoteError("the tunnel to TensorBoard could not be opened")
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    raise RemoteError(f"the tunnel to TensorBoard is not open after {TUNNEL_PATIENCE_S:.0f} s")
+            said = (process.stderr.read() if process.stderr else "").strip().splitlines()
+            cause = said[-1] if said else "no cause given"
+            raise RemoteError(f"the tunnel to TensorBoard could not be opened: {cause}")
+        try:
+            direct.open(url, timeout=5).close()
+        except OSError:
+            time.sleep(0.5)
+        else:
+            return
+    raise RemoteError(
+        f"TensorBoard has not answered for {TUNNEL_PATIENCE_S:.0f} s",
+        "it runs from the start of training on, unless the job file says tensorboard: false",
+    )
 
 
 def _free_port() -> int:
