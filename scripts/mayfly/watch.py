@@ -90,7 +90,9 @@ class Status:
             parts.append(f"loss {self.loss:.3f}")
         if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.4f}")
-        if self.eta_s is not None and self.state == "training":
+        if self.state == "training" and self.steps and self.global_step >= self.steps:
+            parts.append("last evaluation")
+        elif self.state == "training" and self.eta_s is not None:
             parts.append(f"ETA {duration(self.eta_s)}")
         return " · ".join(parts)
 
@@ -259,4 +261,4 @@ def failure(status: Status) -> Broken:
     error = status.error or {}
     where = " on ".join(str(error[key]) for key in ("task", "node") if error.get(key))
     message = str(error.get("message") or "no cause given")
-    return Broken(f"training failed: {where + ': ' if where else ''}{message}", details=error)
+    return Broken(f"the run failed: {where + ': ' if where else ''}{message}", details=error)

@@ -81,6 +81,7 @@ def test_the_status_line_has_what_is_known():
     assert line == (
         "step 1,234 of 2,000 · 1,310 examples/s · loss 0.512 · accuracy 0.8765 · ETA 1 min 15 s"
     )
+    assert status(global_step=100, eta_s=0).line() == "step 100 of 100 · last evaluation"
     assert Status.of({"state": "starting", "loss": None, "new_key": 1}).line() == "step 0"
 
 
