@@ -250,7 +250,7 @@ def _keep_messages(ready: Ready, infrastructure: str, tools: Tools) -> None:
 
 def _train(ready: Ready, infrastructure: str, phases: Phases) -> Status:
     im, store = ready.services.im, ready.store
-    pace = Pace(patience=SILENCE_S)
+    pace = Pace(patience=SILENCE_S, idle=ready.job.spec.limits.idle)
 
     def nodes() -> str:
         try:

@@ -30,10 +30,11 @@ UNKNOWN_POLLS = 15  # IM says "unknown" for a moment whenever a cloud does not a
 
 @dataclass(frozen=True)
 class Pace:
-    """How often to look, and how long without news is too long; the clock is for tests."""
+    """How often to look, and how long is too long, in seconds; the clock is for tests."""
 
     interval: float = 2.0
-    patience: float = 1800.0  # seconds without any change
+    patience: float = 1800.0  # without any news
+    idle: float = float("inf")  # with news, but without progress
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -41,16 +42,17 @@ class Pace:
 class Silence:
     """Notices that a value has not changed for too long."""
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
+    def __init__(self, clock: Callable[[], float], patience: float) -> None:
+        self._clock = clock
+        self._patience = patience
         self._value: Any = None
-        self._since = pace.clock()
+        self._since = clock()
 
     def too_long(self, value: Any) -> bool:
         """Return whether `value` has been the same for longer than the patience."""
         if value != self._value:
-            self._value, self._since = value, self._pace.clock()
-        return self._pace.clock() - self._since > self._pace.patience
+            self._value, self._since = value, self._clock()
+        return self._clock() - self._since > self._patience
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def wait_until_configured(
 
     Raises Broken with the last lines of IM's messages when it has not.
     """
-    silence = Silence(pace)
+    silence = Silence(pace.clock, pace.patience)
     for state in _states(im, infrastructure, pace):
         if state.infrastructure == READY:
             return
@@ -155,7 +157,7 @@ def wait_until_configured(
 
 
 def _states(im: Manager, infrastructure: str, pace: Pace) -> Iterator[State]:
-    silence = Silence(pace)
+    silence = Silence(pace.clock, pace.patience)
     unknown = 0
     while True:
         state = im.state(infrastructure)
@@ -233,9 +235,11 @@ def wait_for_status(
     """Return the first status whose state is one of `states`.
 
     `read` gets the status, None while there is none; `nodes` describes the nodes, asked only to
-    explain a silence. Raises Broken when the run says so, or says nothing new for too long.
+    explain a silence. Raises Broken when the run says so, says nothing new for too long, or stands
+    still for too long.
     """
-    silence = Silence(pace)
+    silence = Silence(pace.clock, pace.patience)
+    standstill = Silence(pace.clock, pace.idle)
     last = Status()
     while True:
         status = read()
@@ -252,6 +256,10 @@ def wait_for_status(
                 f"the run has given no sign of life for {duration(pace.patience)}: {known}",
                 hint=nodes(),
                 details=last.error,
+            )
+        if standstill.too_long((last.state, last.global_step, last.export)):
+            raise Broken(
+                f"no progress for {duration(pace.idle)} (limits.idle): {last.line()}", nodes()
             )
         pace.sleep(pace.interval)
 

@@ -85,7 +85,7 @@ def stage(tmp_path, monkeypatch):
     ready = Ready(Job(spec, profile), run, URI, services, store, RADL, tmp_path / "x.radl")
     tools = Tools(Ledger(tmp_path / "ledger.sqlite"), display, {}, tmp_path, tmp_path)
     clock = FakeClock()
-    quick = lambda interval=1.0, patience=60.0: Pace(interval, patience, clock, clock.sleep)  # noqa: E731
+    quick = lambda **given: Pace(1.0, 60.0, clock=clock, sleep=clock.sleep)  # noqa: E731
     monkeypatch.setattr(module, "Pace", quick)
     monkeypatch.setattr(module, "prepare", lambda *_: ready)
     whole = Manifest("model", (Entry("model/saved_model.pb", 5, "0" * 64),), "now")
@@ -193,7 +193,7 @@ def test_what_cannot_be_destroyed_is_a_failure_that_counts_it(stage, monkeypatch
     clock = FakeClock()
 
     def quick(im, ledger, traces):
-        return module_destroyer(im, ledger, traces, Pace(1.0, 5.0, clock, clock.sleep))
+        return module_destroyer(im, ledger, traces, Pace(1.0, 5.0, clock=clock, sleep=clock.sleep))
 
     module_destroyer = module.Destroyer
     monkeypatch.setattr(module, "Destroyer", quick)

@@ -18,7 +18,7 @@ from mayfly.watch import (
 
 def pace(patience: float = 60.0) -> Pace:
     clock = FakeClock()
-    return Pace(1.0, patience, clock, clock.sleep)
+    return Pace(1.0, patience, clock=clock, sleep=clock.sleep)
 
 
 def status(**given) -> Status:
@@ -71,6 +71,19 @@ def test_a_long_run_with_news_is_not_silent():
     news = [status(updated=f"t{second}") for second in range(100)]
     last, _ = follow([*news, status(state="succeeded")], patience=5)
     assert last.state == "succeeded"
+
+
+def test_a_run_that_reports_but_stands_still_has_failed():
+    clock = FakeClock()
+    news = iter(range(10_000))
+    with pytest.raises(Broken, match=r"no progress for 50\.0 s \(limits\.idle\): step 7 of 100"):
+        wait_for_status(
+            ("succeeded",),
+            lambda: status(updated=f"t{next(news)}", global_step=7),
+            lambda: "all running",
+            Pace(1.0, 20.0, 50.0, clock, clock.sleep),
+            lambda _: None,
+        )
 
 
 def test_the_status_line_has_what_is_known():
