@@ -79,7 +79,7 @@ def build(kind: str, files: Iterable[Entry], **extra: Any) -> Manifest:
 
 
 def from_directory(directory: Path, kind: str, **extra: Any) -> Manifest:
-    """A manifest of every file below a directory, hidden ones and a manifest at its top left out."""
+    """A manifest of every file below a directory, but hidden ones and a manifest at its top."""
     if not directory.is_dir():
         raise BadManifest(f"not a directory: {directory} — name the directory that holds the files")
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
