@@ -75,7 +75,10 @@ def test_certificates_and_indexes_change_the_base(checkout: Path) -> None:
         dataclasses.replace(NO_PIP, certificates=("PEM",)),
         dataclasses.replace(NO_PIP, index_url="https://index.example/simple"),
     ):
-        assert image.read_recipe(checkout, pip, {}).base != plain.base
+        other = image.read_recipe(checkout, pip, {})
+        assert other.base != plain.base
+        assert other.hadoop_hash == plain.hadoop_hash
+        assert other.wheels_hash("x") == plain.wheels_hash("x")
 
 
 def test_a_registry_image_keeps_its_own_package_sources(checkout: Path) -> None:

@@ -46,15 +46,33 @@ def test_a_docker_host_elsewhere_is_refused() -> None:
         engine.find_running({"DOCKER_HOST": "tcp://10.0.0.1:2375"})
 
 
-def test_a_socket_without_an_engine_is_no_engine(tmp_path: Path) -> None:
-    assert engine.find_running({"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"}) is None
+def test_a_docker_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    address = f"unix://{tmp_path}/docker.sock"
+    with pytest.raises(UserError, match=f"no Docker Engine answers at DOCKER_HOST {address}"):
+        engine.find_running({"DOCKER_HOST": address})
 
 
-def test_starting_an_engine_needs_root(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_alone_is_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(engine, "DEFAULT_SOCKET", f"unix://{tmp_path}/docker.sock")
+    (tmp_path / "docker.sock").touch()  # nothing listens
+    assert engine.find_running({}) is None
+
+
+def test_an_engine_that_refuses_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(engine, "DEFAULT_SOCKET", f"unix://{tmp_path}/docker.sock")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    (tmp_path / "docker.sock").touch()
+    with pytest.raises(UserError, match="does not let you in"):
+        engine.find_running({})
+
+
+def test_starting_an_engine_needs_root(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(engine, "DEFAULT_SOCKET", f"unix://{tmp_path}/docker.sock")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    nowhere = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
     with pytest.raises(UserError, match="starting one needs root") as error:
-        engine.up(paths, print, nowhere)
+        engine.up(paths, print, {})
     assert "\n" not in str(error.value)
 
 

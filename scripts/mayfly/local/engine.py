@@ -51,24 +51,38 @@ def up(paths: Paths, progress: Progress, environ: Mapping[str, str] = os.environ
     if own.answers():
         own.set_rules()
         return Engine(own.docker, own=True, reused=True)
-    found = find_running(environ)
-    if found and not own.config.exists():
+    # Networks and images of before are in the engine that we had: it is started again.
+    found = None if own.config.exists() else find_running(environ)
+    if found:
         return Engine(found, own=False, reused=True)
     own.start(progress)
     return Engine(own.docker, own=True, reused=False)
 
 
 def find_running(environ: Mapping[str, str] = os.environ) -> Docker | None:
-    """The engine at DOCKER_HOST or at the default socket, when it answers."""
-    address = environ.get("DOCKER_HOST") or DEFAULT_SOCKET
-    if not address.startswith("unix://"):
+    """The engine at DOCKER_HOST, or at the default socket; None when nothing answers at the latter.
+
+    Raises UserError when DOCKER_HOST names one that is not here or does not answer, or when the
+    user may not talk to the one that is here.
+    """
+    given = environ.get("DOCKER_HOST")
+    docker = Docker(given or DEFAULT_SOCKET)
+    if not docker.host.startswith("unix://"):
         raise UserError(
-            f"DOCKER_HOST is not on this machine: {address}",
+            f"DOCKER_HOST is not on this machine: {given}",
             "nodes are reached over this machine's bridges: unset it, or give unix://PATH",
         )
-    if not socket_path(address).exists() or not shutil.which("docker"):
-        return None
-    return Docker(address) if Docker(address).answers() else None
+    socket_file = socket_path(docker.host)
+    if socket_file.exists() and not os.access(socket_file, os.W_OK):
+        raise UserError(
+            f"the Docker Engine at {docker.host} does not let you in",
+            "run as root, or become a member of the group docker",
+        )
+    if socket_file.exists() and shutil.which("docker") and docker.answers():
+        return docker
+    if given:
+        raise UserError(f"no Docker Engine answers at DOCKER_HOST {given}", "start it, or unset it")
+    return None
 
 
 class OwnEngine:

@@ -65,10 +65,10 @@ class Recipe:
 
     @property
     def hadoop_hash(self) -> str:
-        return digest(self.base, self.hadoop)
+        return digest(self.source, self.hadoop)
 
     def wheels_hash(self, requirements: str) -> str:
-        return digest(self.base, requirements)
+        return digest(self.source, requirements)
 
     @property
     def tag(self) -> str:

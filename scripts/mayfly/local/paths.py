@@ -32,7 +32,9 @@ class Paths:
     @property
     def run(self) -> Path:
         """Where sockets go: a Unix socket's path may have 107 bytes, a checkout's may be longer."""
-        return Path(f"/run/mayfly-{self.id}")
+        if os.geteuid() == 0:
+            return Path(f"/run/mayfly-{self.id}")
+        return Path(os.environ.get("XDG_RUNTIME_DIR") or self.state) / f"mayfly-{self.id}"
 
     def of(self, part: str) -> Path:
         """The state directory of one part; made, readable by the owner only."""

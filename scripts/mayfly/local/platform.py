@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mayfly.errors import UserError
 from mayfly.local import engine, image, imservice, s3server
 from mayfly.local.docker import INFRASTRUCTURE, Docker
 from mayfly.local.host import Progress
@@ -92,15 +93,13 @@ def down(progress: Progress, environ: Mapping[str, str] = os.environ) -> list[st
     paths = find_paths(environ)
     if not paths.state.exists():
         return []
+    own = engine.OwnEngine(paths)
     with _lock(paths):
+        foreign = None if own.config.exists() else engine.find_running(environ)
         progress("stopping the IM service and the S3 server")
         removed = imservice.down(paths) + s3server.down(paths)
         progress("removing nodes and networks")
-        own = engine.OwnEngine(paths)
-        if own.config.exists():
-            removed += own.stop()
-        else:
-            removed += _clear_foreign(paths, environ)
+        removed += _clear(foreign, paths) if foreign else own.stop()
         shutil.rmtree(paths.state, ignore_errors=True)
         shutil.rmtree(paths.run, ignore_errors=True)
         with contextlib.suppress(OSError):  # the ledger may be in it
@@ -111,7 +110,9 @@ def down(progress: Progress, environ: Mapping[str, str] = os.environ) -> list[st
 def status(environ: Mapping[str, str] = os.environ) -> dict[str, str | None]:
     """Address or name of each part that runs, None for what does not."""
     paths = find_paths(environ)
-    docker = _engine_in_use(paths, environ)
+    docker = None
+    with contextlib.suppress(UserError):  # what is wrong with the engine is told by `up`
+        docker = _engine_in_use(paths, environ)
     return {
         "engine": docker.host if docker else None,
         "s3": s3server.running(paths),
@@ -151,11 +152,8 @@ def _install_programs(paths: Paths, progress: Progress) -> None:
     imservice.install(paths, progress)
 
 
-def _clear_foreign(paths: Paths, environ: Mapping[str, str]) -> list[str]:
+def _clear(docker: Docker, paths: Paths) -> list[str]:
     """Remove what we made in an engine that is not ours, and nothing else of it."""
-    docker = engine.find_running(environ)
-    if docker is None:
-        return []
     removed = _remove(docker, engine.label(paths))
     return removed + image.remove(docker)
 

@@ -55,7 +55,8 @@ for unit in apt-daily.timer apt-daily-upgrade.timer console-getty.service dev-hu
   ln -sf /dev/null "/etc/systemd/system/$unit"
 done
 # Each node gets an identity of its own when it starts (mayfly-init).
-: >/etc/machine-id
+rm -f /etc/machine-id /var/lib/dbus/machine-id
+ln -s /etc/machine-id /var/lib/dbus/machine-id
 systemctl set-default multi-user.target >/dev/null
 systemctl enable ssh >/dev/null
 
