@@ -54,7 +54,8 @@ def test_variables_are_prefixed_and_described(role: Path):
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_readme_is_generated_from_the_specs(role: Path, tmp_path: Path):
-    copy = tmp_path / role.name
+    copy = tmp_path / "roles" / role.name
+    (tmp_path / "galaxy.yml").write_text((ROOT / "galaxy.yml").read_text())
     for name in ("README.md", "meta/argument_specs.yml", "meta/main.yml"):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_text((role / name).read_text())
