@@ -140,7 +140,8 @@ def up(
     recipe = read_recipe(paths.checkout, pip, environ)
     if docker.has_image(recipe.tag):
         return recipe.tag, True
-    Builder(paths, docker, recipe, pip, progress).build()
+    with paths.locked("image"):  # a second one finds the layers that the first has made
+        Builder(paths, docker, recipe, pip, progress).build()
     return recipe.tag, False
 
 
@@ -170,10 +171,17 @@ class Builder:
         if not self.docker.has_image(self.recipe.base_tag):
             self._base()
         with ThreadPoolExecutor() as pool:
-            parts = [pool.submit(self._save_base), pool.submit(self._hadoop)]
+            saved = pool.submit(self._save_base)
+            parts = [pool.submit(self._hadoop)]
             parts += [pool.submit(self._wheels, text) for text in self.recipe.requirements]
             for part in parts:
                 part.result()
+            self._node()
+            saved.result()
+        self._prune()
+
+    def _node(self) -> None:
+        """Add to the base image what the cache has for nodes."""
         with self._workspace() as context:
             (context / "wheels").mkdir()
             (context / "hadoop").mkdir()
@@ -184,7 +192,6 @@ class Builder:
             self.progress("adding the Hadoop set and the wheels to the node image")
             base = f"BASE={self.recipe.base_tag}"
             self._docker_build(context, "node.Dockerfile", self.recipe.tag, base)
-        self._prune()
 
     @property
     def _base_saved(self) -> Path:

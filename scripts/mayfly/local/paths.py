@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +50,13 @@ class Paths:
         path = self.cache / part
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    @contextlib.contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Let one process at a time into the block, among all that share the cache."""
+        with (self.cached("locks") / name).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 def find_paths(environ: Mapping[str, str] = os.environ, checkout: Path = CHECKOUT) -> Paths:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
@@ -52,7 +51,7 @@ def up(
     """
     paths = find_paths(environ)
     phases = _Phases(progress)
-    with _lock(paths), ThreadPoolExecutor(max_workers=1) as pool:
+    with paths.locked(paths.id), ThreadPoolExecutor(max_workers=1) as pool:
         with phases.part("engine") as reused:
             found = engine.up(paths, progress, environ)
             network, address = engine.bridge_address(found.docker, paths)
@@ -94,7 +93,7 @@ def down(progress: Progress, environ: Mapping[str, str] = os.environ) -> list[st
     if not paths.state.exists():
         return []
     own = engine.OwnEngine(paths)
-    with _lock(paths):
+    with paths.locked(paths.id):
         foreign = None if own.config.exists() else engine.find_running(environ)
         progress("stopping the IM service and the S3 server")
         removed = imservice.down(paths) + s3server.down(paths)
@@ -177,14 +176,6 @@ def _engine_in_use(paths: Paths, environ: Mapping[str, str]) -> Docker | None:
     if own.config.exists():
         return own.docker if own.answers() else None
     return engine.find_running(environ)
-
-
-@contextlib.contextmanager
-def _lock(paths: Paths) -> Iterator[None]:
-    """One command at a time starts or stops the parts of a platform."""
-    with (paths.cached("locks") / paths.id).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class _Phases:

@@ -19,13 +19,17 @@ def ensure(paths: Paths, name: str, requirements: Sequence[str], progress: Progr
     text = "\n".join([*requirements, sys.version])
     final = paths.cached("venvs") / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     complete = final / ".complete"  # an environment cannot be renamed: its scripts have its path
-    if complete.exists():
-        return final
-    progress(f"installing {', '.join(requirements)}")
+    with paths.locked(final.name):
+        if not complete.exists():
+            progress(f"installing {', '.join(requirements)}")
+            _make(final, requirements)
+            complete.touch()
+    return final
+
+
+def _make(final: Path, requirements: Sequence[str]) -> None:
     shutil.rmtree(final, ignore_errors=True)
     venv.create(final, with_pip=True)
     pip = [str(final / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     # Most of what IM depends on it never imports; Python compiles the rest when it does.
     host.run([*pip, "--no-compile", *requirements])
-    complete.touch()
-    return final
