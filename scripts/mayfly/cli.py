@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -319,6 +320,8 @@ def main() -> None:
     """Run the command line; the one place where errors become a line and an exit code."""
     arguments, command = _split(sys.argv[1:])
     options = [word for word in arguments if word.startswith("--")]
+    if "--json" in options:
+        sys.stdin = io.StringIO()  # a program is not to be asked
     try:
         result = app(args=arguments, obj=command, prog_name="mayfly", standalone_mode=False)
         code = result if isinstance(result, int) else 0
@@ -393,7 +396,10 @@ def _forget_local_nodes() -> None:
 def _say_what_is_left(ledger: Ledger, display: Display) -> None:
     for record in ledger.runs():
         if not record.destroyed:
-            display.say(f"run {record.run} still has nodes: `mayfly destroy {record.run}`")
+            display.say(
+                f"run {record.run} was not destroyed yet ({record.state}):"
+                f" `mayfly destroy {record.run}`, unless it is wanted"
+            )
 
 
 def _run_and_name(run: str | None, name: str | None) -> tuple[Record, str | None]:

@@ -127,15 +127,16 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     """
     spec, display = job.spec, tools.display
     with phases.phase("services"):
-        services = open_services(spec.cloud, tools.environ, display.say, need_image=True)
+        services = open_services(spec.cloud, tools.environ, display.say)
     display.redact = display.redact.knowing(services.s3.secrets)
-    phases.seconds["image"] = services.phases.get("image", 0.0)
     preflight.check_bucket(services.client, str(spec.model.destination))
     _provide_data(job, tools, services, phases)
     dataset = preflight.check_dataset(services.client, spec.data.source)
     display.say(f"data: {dataset.uri}, {dataset.describe()}")
+    with phases.phase("image"):
+        image = services.image(job.profile, display.say)
     with phases.phase("collection"):
-        run = _new_run(job, tools, services)
+        run = _new_run(job, tools, services, image)
     uri = run.uri(spec)
     radl = render(spec, job.profile, run, load_stages())
     path = tools.build / f"{run.id}.radl"
@@ -169,13 +170,13 @@ def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) ->
         data.put(directory, source, services.client, fashion_mnist.OPTIONS, report)
 
 
-def _new_run(job: Job, tools: Tools, services: Services) -> Run:
+def _new_run(job: Job, tools: Tools, services: Services, image: str) -> Run:
     destination = str(job.spec.model.destination)
     client, endpoint = services.client, services.s3.endpoint
     tarball = collection.build(CHECKOUT, tools.cache)
     return Run(
         id=new_run_id(job.spec.name),
-        image=services.image(job.profile),
+        image=image,
         collection=collection.publish(tarball, client, job.profile, destination, endpoint),
         s3_endpoint=services.s3.endpoint,
         s3_region=services.s3.region,

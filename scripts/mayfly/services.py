@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,30 +33,33 @@ class Services:
     client: Any  # boto3's S3 client
     traces: Traces | None
     platform: LocalPlatform | None = None
-    phases: Mapping[str, float] = field(default_factory=dict)
 
-    def image(self, profile: CloudProfile) -> str:
-        """Return the address of the nodes' image; raises UserError when the cloud names none."""
+    def image(self, profile: CloudProfile, report: Callable[[str], None]) -> str:
+        """Return the address of the nodes' image; the local one is built unless it is there.
+
+        Raises UserError when the cloud names none.
+        """
         if self.platform is not None:
-            return f"docker://{self.platform.image}"
+            # The other parts were reported when they were started.
+            told = "node image"
+            platform = local.up(
+                lambda text: report(text) if told in text or not text.endswith("reused") else None
+            )
+            return f"docker://{platform.image}"
         if profile.image is None:
             raise UserError(f"cloud {profile.name!r} names no image", "set it in radl/clouds/")
         return profile.image
 
 
 def open_services(
-    cloud: str,
-    environ: MutableMapping[str, str],
-    report: Callable[[str], None],
-    *,
-    need_image: bool = False,
+    cloud: str, environ: MutableMapping[str, str], report: Callable[[str], None]
 ) -> Services:
-    """Return what a cloud has; starts the local one where it does not run.
+    """Return what a cloud has; starts the local one, but for its node image, where it is missing.
 
-    Raises UserError when something of it is missing, the node image only if it is needed.
+    Raises UserError when something is missing that cannot be started.
     """
     if cloud == LOCAL:
-        return _local(environ, report, need_image)
+        return _local(environ, report)
     s3 = find_s3_settings(environ, None)
     return Services(_remote_im(environ), s3, s3.client(), None)
 
@@ -70,14 +73,12 @@ def open_bucket(
     return find_s3_settings(environ, None).client()
 
 
-def _local(
-    environ: MutableMapping[str, str], report: Callable[[str], None], need_image: bool
-) -> Services:
-    platform = local.up(report, need_image=need_image)
+def _local(environ: MutableMapping[str, str], report: Callable[[str], None]) -> Services:
+    platform = local.up(report, need_image=False)
     _reach_directly(environ, platform.im_url, platform.s3_endpoint)
     s3 = find_s3_settings(environ, platform)
     im = IM(platform.im_url, Path(platform.im_auth_file))
-    return Services(im, s3, s3.client(), local, platform, platform.phases)
+    return Services(im, s3, s3.client(), local, platform)
 
 
 def _remote_im(environ: Mapping[str, str]) -> IM:

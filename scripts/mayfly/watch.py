@@ -206,7 +206,9 @@ def tail(messages: str, lines: int = 30) -> list[str]:
     if failed is None:
         return every[-lines:]
     task = next((n for n in range(failed, -1, -1) if every[n].startswith("TASK [")), failed)
-    return every[task : task + lines]
+    later = range(failed + 1, len(every))
+    end = next((n for n in later if every[n].startswith(("PLAY RECAP", "TASK ["))), len(every))
+    return every[task : min(end, task + lines)]
 
 
 def cause(messages: str) -> str | None:
