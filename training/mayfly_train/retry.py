@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-import time
+from time import sleep as pause
 from typing import Callable, TypeVar
 
 from mayfly_train.errors import BadInput, NodeError
@@ -17,7 +17,6 @@ def with_backoff(
     action: Callable[[int], T],
     attempts: int = 5,
     first_pause_s: float = 0.5,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> T:
     """What `action(attempt)` returns, attempt counting from 0, tried again on a NodeError.
 
@@ -30,7 +29,7 @@ def with_backoff(
             raise
         except NodeError as error:
             # Half of the pause is random, so that nodes that failed together don't return together.
-            pause = first_pause_s * 2**attempt * random.uniform(0.5, 1)
-            log.warning("trying again in %.1f s: %s", pause, error)
-            sleep(pause)
+            seconds = first_pause_s * 2**attempt * random.uniform(0.5, 1)
+            log.warning("trying again in %.1f s: %s", seconds, error)
+            pause(seconds)
     return action(attempts - 1)

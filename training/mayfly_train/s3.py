@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import sleep as pause
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import boto3
@@ -273,7 +273,7 @@ def read_chunks(client: S3Client, uri: S3Uri, chunk_bytes: int = CHUNK_BYTES) ->
         failures += 1
         if failures > _STREAM_RETRIES:
             raise S3Error(f"reading {uri} breaks again and again at byte {done} — try again later")
-        time.sleep(min(0.2 * 2**failures, 5))
+        pause(min(0.2 * 2**failures, 5))
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def load(source: Path, options: Options) -> Dataset:
         classes = options.class_names or idx.DIGITS
         return idx.load(source, layout, options.name, options.padded, classes)
     if kind == "images":
-        side = options.image_size or images.DEFAULT_SIDE
+        side = images.DEFAULT_SIDE if options.image_size is None else options.image_size
         return images.load(source, layout, side, options.class_names, options.name)
     raise BadInput(f"unknown format {kind!r} (known: {', '.join(FORMATS)})")
 
