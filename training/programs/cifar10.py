@@ -44,6 +44,7 @@ def main(argv: list[str]) -> None:
     if "://" in args.data_dir + args.job_dir:
         import tensorflow_io  # noqa: F401 (registers hdfs:// and s3://)
     run(args)
+    tf1.summary.FileWriterCache.clear()  # closes the event files; HDFS would keep them open
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
