@@ -30,6 +30,14 @@ def ensure(paths: Paths, name: str, requirements: Sequence[str], progress: Progr
 def _make(final: Path, requirements: Sequence[str]) -> None:
     shutil.rmtree(final, ignore_errors=True)
     venv.create(final, with_pip=True)
-    pip = [str(final / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip = [
+        str(final / "bin/python"),
+        "-I",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+    ]
     # Most of what IM depends on it never imports; Python compiles the rest when it does.
     host.run([*pip, "--no-compile", *requirements])
