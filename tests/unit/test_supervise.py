@@ -90,6 +90,14 @@ def test_the_chiefs_success_is_marked_and_told(tmp_path, board):
     assert (tmp_path / "log/chief-0.log").read_text() == log
 
 
+def test_a_log_has_all_attempts_of_its_run_and_nothing_of_another(tmp_path, board):
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/worker-0.log").write_text("an earlier run\n")
+    supervisor(tmp_path, board, "worker-0", "print('one')\nraise SystemExit(1)").run()
+    supervisor(tmp_path, board, "worker-0", "print('two')").run()
+    assert board.read("worker-0.log") == b"one\ntwo\n"
+
+
 def test_a_workers_success_leaves_no_marker(tmp_path, board):
     assert supervisor(tmp_path, board, "worker-0", "pass").run() == OK
     assert "DONE" not in board.names()

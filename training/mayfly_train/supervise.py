@@ -104,6 +104,8 @@ class Supervisor:
         if FAILED in names or (DONE in names and self.task.kind != EVALUATOR):
             return self._finish("succeeded" if FAILED not in names else "stopped", OK)
         self._recall_progress()
+        if self.attempt == 1:
+            self.log.unlink(missing_ok=True)  # an earlier run's
         child = Child(self.cluster, self.task, self.log)
         try:
             return self._follow(child)
