@@ -2,9 +2,9 @@
 
 Usage: run.py [--all] [--keep] [ROLE | ROLE/SCENARIO ...]
 
-Without arguments the `default` scenario of every role. The engine and the image are those of
-`mayfly local up`, unless DOCKER_HOST and MAYFLY_NODE_IMAGE name others. Ends with a table of times;
-exit status 1 when a scenario failed.
+Without arguments the `default` scenario of every role. The engine, the image and the
+network are those of `mayfly local up`, unless DOCKER_HOST and MAYFLY_NODE_IMAGE name others. Ends
+with a table of times; exit status 1 when a scenario failed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from mayfly.local import platform
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "tests/molecule/base.yml"
@@ -30,12 +32,7 @@ def main() -> int:
     options = parser.parse_args()
     chosen = scenarios(options.names, every=options.all)
     environment = environment_of_molecule()
-    docker(environment, "network", "create", NETWORK)
-    try:
-        results = {name: run(name, environment, keep=options.keep) for name in chosen}
-    finally:
-        if not options.keep:
-            docker(environment, "network", "rm", NETWORK)
+    results = {name: run(name, environment, keep=options.keep) for name in chosen}
     for name, (passed, seconds) in results.items():
         print(f"{name:32} {'passed' if passed else 'FAILED'} {seconds:6.1f} s")
     failed = [name for name, (passed, _) in results.items() if not passed]
@@ -68,21 +65,22 @@ def environment_of_molecule() -> dict[str, str]:
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".ansible/collections"),
         "ANSIBLE_HOME": str(ROOT / ".ansible"),
         "ANSIBLE_FORCE_COLOR": "0",
-        "MAYFLY_MOLECULE_NETWORK": NETWORK,
     }
-    if not {"DOCKER_HOST", "MAYFLY_NODE_IMAGE"} <= environment.keys():
-        platform = start_platform()
-        environment |= {"DOCKER_HOST": platform[0], "MAYFLY_NODE_IMAGE": platform[1]}
-    return environment
-
-
-def start_platform() -> tuple[str, str]:
-    """Engine address and node image of the local platform, started when it was not running."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    from mayfly.local import platform  # noqa: PLC0415 - only where no other engine is named
-
+    if {"DOCKER_HOST", "MAYFLY_NODE_IMAGE"} <= environment.keys():
+        return environment | {"MAYFLY_MOLECULE_NETWORK": own_network(environment)}
     started = platform.up(lambda message: print(message, file=sys.stderr, flush=True))
-    return started.docker_host, started.image
+    return environment | {
+        "DOCKER_HOST": started.docker_host,
+        "MAYFLY_NODE_IMAGE": started.image,
+        "MAYFLY_MOLECULE_NETWORK": started.network,
+    }
+
+
+def own_network(environment: dict[str, str]) -> str:
+    """Name of a network on which nodes find each other by name; kept for the next run."""
+    command = ["docker", "network", "create", "--label", "mayfly=1", NETWORK]
+    subprocess.run(command, env=environment, capture_output=True)
+    return NETWORK
 
 
 def run(name: str, environment: dict[str, str], keep: bool) -> tuple[bool, float]:
@@ -96,11 +94,6 @@ def run(name: str, environment: dict[str, str], keep: bool) -> tuple[bool, float
         process = subprocess.run(command, cwd=ROOT / "roles" / role, env=environment)
         passed = passed and process.returncode == 0
     return passed, time.monotonic() - start
-
-
-def docker(environment: dict[str, str], *arguments: str) -> None:
-    """Run a docker command whose failure (exists already, is in use) does not matter."""
-    subprocess.run(["docker", *arguments], env=environment, capture_output=True)
 
 
 if __name__ == "__main__":
