@@ -222,9 +222,7 @@ def _require_sizes(settings: ExportSettings, made: Manifest) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `export`."""
     parser.add_argument("--cluster", type=Path, default=DEFAULT_PATH, help="topology document")
-    parser.add_argument(
-        "--check", metavar="URI", help="only prove that it can be written"
-    )
+    parser.add_argument("--check", metavar="URI", help="only prove that it can be written")
     s3.add_arguments(parser)
 
 
