@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
 import stat
 from ipaddress import IPv4Network
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mayfly.errors import UserError
-from mayfly.local import engine, imservice, oci_runtime, platform, s3server
+from mayfly.local import engine, imservice, oci_runtime, platform, ports, s3server
 from mayfly.local.paths import Paths, find_paths
 
 KEYS = {"MAYFLY_S3_ACCESS_KEY_ID": "given", "MAYFLY_S3_SECRET_ACCESS_KEY": "given-secret"}
@@ -182,6 +183,24 @@ def test_wiping_leaves_nothing_of_one_infrastructure_in_the_file(paths: Paths) -
     assert b"canary-of-one" not in database.read_bytes()
     assert b"canary-of-two" in database.read_bytes()
     assert imservice.wipe(paths, "one") is False
+
+
+@pytest.mark.parametrize("variable", ["MAYFLY_IM_PORT", "MAYFLY_S3_PORT"])
+def test_a_taken_port_is_told_before_anything_is_made(tmp_path: Path, variable: str) -> None:
+    state, (other,) = tmp_path / "state", ports.free_ports(1)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        environ = {
+            "MAYFLY_STATE_DIR": str(state),
+            "MAYFLY_CACHE_DIR": str(tmp_path),
+            "MAYFLY_IM_PORT": str(other),
+            "MAYFLY_S3_PORT": str(other),
+            variable: str(server.getsockname()[1]),
+        }
+        with pytest.raises(UserError, match=rf"is taken: held by .* set {variable}"):
+            platform.up(print, environ=environ)
+    assert not state.exists()
 
 
 def test_down_of_what_was_never_up_removes_nothing(tmp_path: Path) -> None:

@@ -76,6 +76,13 @@ def up(
     return ImService(url, auth, reused=False)
 
 
+def check(paths: Paths, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise UserError, before anything is made, when the service's port is taken."""
+    port = ports.port_setting(environ, PORT_VARIABLE, DEFAULT_PORT)
+    if _daemon(paths.state / "im").process() is None:
+        ports.require_free(ADDRESS, port, PORT_VARIABLE)
+
+
 def install(paths: Paths, progress: Progress) -> Path:
     """The environment with IM, and the programs that it calls, installed when missing."""
     missing = [package for program, package in PROGRAMS.items() if not shutil.which(program)]

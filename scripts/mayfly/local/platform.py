@@ -52,6 +52,8 @@ def up(
     paths = find_paths(environ)
     phases = _Phases(progress)
     with paths.locked(paths.id), ThreadPoolExecutor(max_workers=1) as pool:
+        s3server.check(paths, environ)
+        imservice.check(paths, environ)
         with phases.part("engine") as reused:
             found = engine.up(paths, progress, environ)
             network, address = engine.bridge_address(found.docker, paths)

