@@ -11,7 +11,7 @@ from mayfly_train import manifest, s3
 from mayfly_train.errors import BadInput, NodeError
 from mayfly_train.hdfs import HdfsFailure
 from mayfly_train.manifest import Entry
-from mayfly_train.stage import DamagedCopy, Job, Share, stage
+from mayfly_train.stage import DamagedData, Job, Share, stage
 from mayfly_train.staging_progress import StagingProgress
 
 FILES = {
@@ -132,7 +132,7 @@ def test_a_file_of_the_right_size_but_wrong_content_is_copied_again(job):
 def test_data_that_is_not_what_the_manifest_says_never_gets_its_name(job):
     name = "train-00004-of-00006.tfrecords"
     job.client.put_object(Bucket="bucket", Key=f"data/{name}", Body=b"x" * 4000)
-    with pytest.raises(DamagedCopy, match=f"s3://bucket/data/{name} does not match its manifest"):
+    with pytest.raises(DamagedData, match=f"s3://bucket/data/{name} does not match its manifest"):
         run(job)
     assert name not in staged(job)
 
@@ -186,3 +186,18 @@ def test_status_that_cannot_be_written_does_not_stop_the_work(job):
 
     with StagingProgress(refuse, index=0) as progress:
         assert run(job, progress=progress).copied_files == 6
+
+
+def test_bytes_that_hdfs_lost_without_a_word_are_noticed_and_copied_again(job):
+    real, lost = job.store.write_chunks, []
+
+    def lossy(path, chunks, web=False):
+        real(path, chunks, web)
+        if "00005-of" in path and not lost:
+            lost.append(path)
+            job.store.files[path] = job.store.files[path][:-1]
+
+    job.store.write_chunks = lossy
+    assert run(job).copied_files == 6
+    assert len(lost) == 1
+    assert staged(job) == {**FILES, "manifest.json": dataset_text(job)}

@@ -7,6 +7,7 @@ import importlib
 import logging
 import sys
 import traceback
+from types import ModuleType
 
 from mayfly_train.errors import NodeError
 
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     parser, commands = _parser()
     module = None
     if name is not None:
-        module = importlib.import_module(COMMANDS[name][0])
+        module = _load(name)
         module.add_arguments(commands[name])
     args = parser.parse_args(words)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)  # libraries: warnings only
@@ -45,6 +46,13 @@ def main(argv: list[str] | None = None) -> int:
             traceback.print_exc()
         print(f"mayfly-node: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _load(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(COMMANDS[name][0])
+    except ModuleNotFoundError as error:
+        sys.exit(f"mayfly-node: {name} needs the Python package {error.name} — install it")
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:

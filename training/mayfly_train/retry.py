@@ -9,13 +9,15 @@ from typing import Callable, TypeVar
 
 from mayfly_train.errors import BadInput, NodeError
 
+# All pauses together are about as long as HDFS needs to declare a DataNode dead.
+LONGEST_PAUSE_S = 8.0
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 def with_backoff(
     action: Callable[[int], T],
-    attempts: int = 5,
+    attempts: int = 8,
     first_pause_s: float = 0.5,
 ) -> T:
     """What `action(attempt)` returns, attempt counting from 0, tried again on a NodeError.
@@ -29,7 +31,7 @@ def with_backoff(
             raise
         except NodeError as error:
             # Half of the pause is random, so that nodes that failed together don't return together.
-            seconds = first_pause_s * 2**attempt * random.uniform(0.5, 1)
+            seconds = min(first_pause_s * 2**attempt, LONGEST_PAUSE_S) * random.uniform(0.5, 1)
             log.warning("trying again in %.1f s: %s", seconds, error)
             pause(seconds)
     return action(attempts - 1)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from mayfly_train import hdfs, manifest, s3
-from mayfly_train.errors import BadInput, NodeError
+from mayfly_train.errors import BadInput
 from mayfly_train.manifest import Entry, Manifest
 from mayfly_train.retry import with_backoff
 from mayfly_train.staging_progress import StagingProgress
@@ -30,8 +30,8 @@ _STATE_DIRECTORY = "_staging"
 _SHARE = re.compile(r"(\d+)/(\d+)")
 
 
-class DamagedCopy(NodeError):
-    """What arrived is not what the manifest says."""
+class DamagedData(BadInput):
+    """The bucket does not hold what the manifest says."""
 
 
 class Store(Protocol):
@@ -164,11 +164,13 @@ class _Copier:
         found = self._job.store.status(path)
         if found is None or found.size != entry.size:
             return False
-        return self._trust_size or self._sha256(path) == entry.sha256
+        if self._trust_size:
+            return True
+        return with_backoff(lambda attempt: self._sha256(path, attempt > 0)) == entry.sha256
 
-    def _sha256(self, path: str) -> str:
+    def _sha256(self, path: str, web: bool) -> str:
         digest = hashlib.sha256()
-        for chunk in self._job.store.read_chunks(path):
+        for chunk in self._job.store.read_chunks(path, web=web):
             digest.update(chunk)
         return digest.hexdigest()
 
@@ -210,13 +212,17 @@ class _Stream:
         self._progress.add(-self._size)
 
     def require_whole(self, stored_bytes: int) -> None:
-        """Raise DamagedCopy unless what was read and stored is what the manifest says."""
+        """Raise DamagedData or HdfsFailure unless what was read and stored is the file."""
         entry, sha256 = self._entry, self._digest.hexdigest()
-        if stored_bytes != entry.size or sha256 != entry.sha256:
-            raise DamagedCopy(
-                f"{self._job.source.join(entry.path)} does not match its manifest: {stored_bytes} "
+        if (self._size, sha256) != (entry.size, entry.sha256):
+            raise DamagedData(
+                f"{self._job.source.join(entry.path)} does not match its manifest: {self._size} "
                 f"bytes with SHA-256 {sha256[:12]}…, not {entry.size} with {entry.sha256[:12]}… — "
                 "put the data again"
+            )
+        if stored_bytes != entry.size:
+            raise hdfs.HdfsFailure(
+                f"HDFS has {stored_bytes} of {entry.size} bytes: {entry.path} — copy it again"
             )
 
 
