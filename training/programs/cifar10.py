@@ -468,7 +468,7 @@ def export(
     exporter = tf.estimator.FinalExporter("final", serving_input_fn)
     path = f"{args.job_dir.rstrip('/')}/export/{exporter.name}"
     where = exporter.export(estimator, path, checkpoint, metrics, is_the_final_export=True)
-    LOG.info("Exported the model at step %s to %s", metrics["global_step"], where)
+    LOG.info("Exported the model at step %s to %s", metrics["global_step"], tf.compat.as_str(where))
 
 
 if __name__ == "__main__":
