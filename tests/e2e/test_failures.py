@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
-from conftest import mayfly, nodes
+from machine import mayfly, nodes, publish_repository
 
 import testenv
 
@@ -14,25 +11,6 @@ import sys
 print("preparing the model", flush=True)
 sys.exit("the user's own mistake: no such column 'price'")
 """
-
-
-def publish_repository(platform, bucket, tmp_path: Path, name: str, files: dict[str, str]) -> str:
-    """A Git repository behind HTTP, in the bucket that all may read; returns its URL."""
-    work, bare = tmp_path / "work", tmp_path / f"{name}.git"
-    for path, text in files.items():
-        (work / path).parent.mkdir(parents=True, exist_ok=True)
-        (work / path).write_text(text)
-    git = ["git", "-C", str(work), "-c", "user.name=Test", "-c", "user.email=test@localhost"]
-    subprocess.run(["git", "init", "-q", "-b", "main", str(work)], check=True)
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "-q", "-m", "program"], check=True)
-    subprocess.run(["git", "clone", "-q", "--bare", str(work), str(bare)], check=True)
-    subprocess.run(["git", "-C", str(bare), "update-server-info"], check=True)
-    for path in bare.rglob("*"):
-        if path.is_file():
-            key = f"repositories/{bare.name}/{path.relative_to(bare)}"
-            bucket.upload_file(str(path), "mayfly-public", key)
-    return f"git+{platform.s3_endpoint}/mayfly-public/repositories/{bare.name}@main"
 
 
 def test_wrong_keys_are_refused_before_anything_is_made(platform, clean):

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, CanaryWatch, Outcome, mayfly, networks, nodes, run
+from machine import ROOT, CanaryWatch, Outcome, mayfly, networks, nodes, run
 
 import testenv
 

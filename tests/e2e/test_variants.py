@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, mayfly, nodes
-from test_failures import publish_repository
+from machine import ROOT, mayfly, nodes, publish_repository
+from PIL import Image
 
 import testenv
 from mayfly import collection
@@ -53,13 +53,12 @@ def test_a_user_program_from_a_repository(platform, bucket, clean, tmp_path):
 
 def test_larger_images_by_the_job_file_alone(platform, clean, tmp_path):
     """224x224, four classes: the face-age task's shape, on small generated images."""
-    image = pytest.importorskip("PIL.Image", reason="Pillow is a requirement: this never skips")
     random = np.random.default_rng(7)
     for index, label in enumerate(("kid", "young", "adult", "elder")):
         (tmp_path / "faces" / label).mkdir(parents=True)
         for number in range(24):
             pixels = random.integers(0, 60, (64, 64, 3), dtype=np.uint8) + np.uint8(index * 60)
-            image.fromarray(pixels).save(tmp_path / "faces" / label / f"{number}.png")
+            Image.fromarray(pixels).save(tmp_path / "faces" / label / f"{number}.png")
     source = "s3://mayfly/datasets/faces-e2e/"
     put = mayfly(
         "data",
