@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,13 @@ from moto import mock_aws
 from mayfly_train import retry, s3
 
 SETTINGS = s3.S3Settings("unit-key", "unit-secret")
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_person_who_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests see no AWS_* variable of the shell that they run in."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -130,6 +130,22 @@ def chunks(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
+def test_the_unpacked_archive_gives_the_same_files(tmp_path):
+    files = cifar_archive(tmp_path / "a.tar.gz")
+    unpacked = tmp_path / "cifar-10-batches-bin"
+    unpacked.mkdir()
+    for name, data in files.items():
+        (unpacked / name).write_bytes(data)
+    digests = [
+        {
+            entry.path: entry.sha256
+            for entry in convert.convert(source, tmp_path / out, Options()).files
+        }
+        for source, out in ((tmp_path / "a.tar.gz", "one"), (unpacked, "two"))
+    ]
+    assert digests[0] == digests[1]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -149,8 +165,9 @@ def test_a_cut_archive_is_explained(tmp_path):
     cifar_archive(tmp_path / "a.tar.gz")
     data = (tmp_path / "a.tar.gz").read_bytes()
     (tmp_path / "a.tar.gz").write_bytes(data[: len(data) // 2])
-    with pytest.raises(BadInput):
-        convert.convert(tmp_path / "a.tar.gz", tmp_path / "out", Options(format="cifar10"))
+    for kind in ("cifar10", "auto"):
+        with pytest.raises(BadInput, match=r"cannot read .*a\.tar\.gz"):
+            convert.convert(tmp_path / "a.tar.gz", tmp_path / "out", Options(format=kind))
 
 
 # --- IDX ---

@@ -38,7 +38,7 @@ def detect(source: Path) -> str:
     """The format of this source. Raises BadInput when it is none that we know."""
     if not source.exists():
         raise BadInput(f"no such file or directory: {source} — check the path")
-    if cifar10.is_archive(source):
+    if cifar10.is_source(source):
         return "cifar10"
     if idx.is_directory_of_idx(source):
         return "idx"

@@ -7,6 +7,7 @@ red, 1024 green and 1024 blue values in row order, which is the order that we st
 from __future__ import annotations
 
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -36,16 +37,21 @@ class Batch:
         return self.data[start + 1 : start + _RECORD_BYTES], self.data[start]
 
 
-def is_archive(path: Path) -> bool:
-    """Whether this is a tar archive that holds the official files."""
+def is_source(path: Path) -> bool:
+    """Whether this is the archive, or the directory that was unpacked from it."""
+    if path.is_dir():
+        return (path / TEST_FILE).is_file()
     if not path.is_file() or not tarfile.is_tarfile(path):
         return False
-    with tarfile.open(path) as archive:
-        return any(PurePosixPath(name).name == TEST_FILE for name in archive.getnames())
+    try:
+        with tarfile.open(path) as archive:
+            return any(PurePosixPath(member.name).name == TEST_FILE for member in archive)
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"cannot read {path}: {error} — download it again") from None
 
 
 def load(path: Path, layout: Layout) -> Dataset:
-    """The archive as a dataset: train and validation from its five batches, eval is its test batch.
+    """The archive, packed or not, as a dataset; eval is its test batch.
 
     Raises BadInput when a file is missing or does not have the official layout.
     """
@@ -71,6 +77,8 @@ def load(path: Path, layout: Layout) -> Dataset:
 
 
 def _read_members(path: Path, wanted: set[str]) -> dict[str, bytes]:
+    if path.is_dir():
+        return {name: (path / name).read_bytes() for name in wanted if (path / name).is_file()}
     members = {}
     try:
         with tarfile.open(path) as archive:
@@ -79,7 +87,7 @@ def _read_members(path: Path, wanted: set[str]) -> dict[str, bytes]:
                 stream = archive.extractfile(member) if name in wanted else None
                 if stream is not None:
                     members[name] = stream.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise BadInput(f"cannot read {path}: {error} — download it again") from None
     return members
 
