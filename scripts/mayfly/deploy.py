@@ -41,9 +41,8 @@ from mayfly.watch import (
 from mayfly_train.errors import NodeError
 
 DEFAULT_DATA = "fashion-mnist/"  # the end of the default job's data source
-SILENCE_S = (
-    300.0  # nodes report every few seconds; a whole epoch of evaluation is shorter than this
-)
+# Nodes report every few seconds; a whole epoch of evaluation is shorter than this.
+SILENCE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) ->
     source = job.spec.data.source
     if services.platform is None or not source.endswith(DEFAULT_DATA):
         return
-    if services.s3.endpoint != services.platform.s3_endpoint or not preflight.is_empty(
+    if services.s3.endpoint != services.platform.s3_endpoint or not preflight.is_unfinished(
         services.client, source
     ):
         return

@@ -49,9 +49,9 @@ def check_dataset(client: Any, uri: str) -> Dataset:
     return Dataset(uri, len(listed.files), listed.total_bytes, name)
 
 
-def is_empty(client: Any, uri: str) -> bool:
-    """Return whether nothing is below `uri`."""
-    return not s3.list_sizes(client, s3.parse_uri(uri))
+def is_unfinished(client: Any, uri: str) -> bool:
+    """Return whether no manifest is below `uri`: it is written last, so nothing whole is there."""
+    return s3.size_of(client, s3.parse_uri(uri).join(manifest.NAME)) is None
 
 
 def _advice(uri: str) -> str:

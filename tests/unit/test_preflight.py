@@ -73,6 +73,13 @@ def test_a_model_is_no_data(client):
         preflight.check_dataset(client, "s3://bucket/data/")
 
 
+def test_an_upload_that_broke_is_unfinished(client):
+    put(client, "data/train-00000-of-00001.tfrecords")
+    assert preflight.is_unfinished(client, "s3://bucket/data/")
+    put_manifest(client, "data/", "dataset", {"train-00000-of-00001.tfrecords": 1})
+    assert not preflight.is_unfinished(client, "s3://bucket/data/")
+
+
 def test_whole_data_is_described(client):
     put(client, "data/train")
     put_manifest(client, "data/", "dataset", {"train": 1}, name="Fashion-MNIST")
