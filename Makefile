@@ -68,6 +68,9 @@ test-all: ## test, and every variant and slow case
 	@$(MAKE) --no-print-directory lint test-unit && $(TESTENV) $(BIN)/python tests/molecule/run.py --all \
 	&& $(TESTENV) $(BIN)/pytest -q tests/e2e; rc=$$?; $(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
 
+bench: setup-dev ## Medians of the main job's phases over RUNS=3 runs, as JSON
+	@$(TESTENV) $(BIN)/python tests/bench/main_job.py $(RUNS)
+
 goldens: setup-dev ## Record the rendered texts again (read the diff before you commit it)
 	MAYFLY_UPDATE_GOLDENS=1 $(BIN)/pytest -q tests/golden
 
