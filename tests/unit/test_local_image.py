@@ -120,7 +120,7 @@ def test_nodes_get_no_passwords_and_no_paths_of_this_machine() -> None:
     settings = {
         "index-url": "https://user:secret@index.example/simple",
         "extra-index-url": "file:///opt/simple https://extra.example/simple",
-        "find-links": "/opt/wheels",
+        "find-links": "/srv/wheels",
         "cert": "/home/me/own.crt",
         "default-timeout": "60",
     }

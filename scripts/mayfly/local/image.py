@@ -27,13 +27,12 @@ from mayfly.errors import MayflyError, RemoteError, UserError
 from mayfly.local import host
 from mayfly.local.docker import OURS, Docker
 from mayfly.local.host import Progress
+from mayfly.local.mirrors import find_mirrors
 from mayfly.local.paths import Paths
 from mayfly.local.pipsettings import PipSettings, find_pip_settings
 
 NODE = Path(__file__).with_name("node")
 SUITE = "bookworm"
-MIRROR = "http://deb.debian.org/debian"
-SECURITY_MIRROR = "http://deb.debian.org/debian-security"
 PIP = "/var/tmp/.mamba/envs/ansible/bin/pip"
 HADOOP_SCRIPT = Path("roles/hadoop/files/assemble_hdfs.py")
 KEEP_SECONDS = 30 * 24 * 3600
@@ -86,21 +85,21 @@ def read_recipe(
     checkout: Path, pip: PipSettings, environ: Mapping[str, str] = os.environ
 ) -> Recipe:
     """The recipe that this checkout, this machine and the settings ask for."""
-    registry_image = environ.get("MAYFLY_BASE_IMAGE")
-    mirror = environ.get("MAYFLY_DEBIAN_MIRROR")
+    registry_image = environ.get("MAYFLY_BASE_IMAGE", "")
     files = {path.name: path.read_text() for path in NODE.iterdir() if _is_base_file(path)}
     files["pip.conf"] = pip.node_config()
-    if mirror or not registry_image:
-        files["sources.list"] = sources_list(
-            mirror or MIRROR, environ.get("MAYFLY_DEBIAN_SECURITY_MIRROR") or SECURITY_MIRROR
-        )
+    source = registry_image
+    if environ.get("MAYFLY_DEBIAN_MIRROR") or not registry_image:
+        mirror, security = find_mirrors(environ)
+        files["sources.list"] = sources_list(mirror, security)
+        source = registry_image or f"debootstrap {SUITE} {mirror}"
     for number, certificate in enumerate(pip.certificates):
         files[f"certificates/mayfly-{number:02}.crt"] = certificate + "\n"
     script = checkout / HADOOP_SCRIPT
     hadoop = [NODE / "assemble.sh", script] if script.exists() else []
     return Recipe(
         base_files=files,
-        source=registry_image or f"debootstrap {SUITE} {mirror or MIRROR}",
+        source=source,
         base_dockerfile=(NODE / "base.Dockerfile").read_text(),
         node_dockerfile=(NODE / "node.Dockerfile").read_text(),
         hadoop={path.name: path.read_text() for path in hadoop},
