@@ -112,5 +112,7 @@ def test_the_radl_stands_alone(platform, bucket, clean, tmp_path):
         assert status.get("state") == "succeeded", status
         assert status["accuracy"] >= 0.88
     finally:
-        subprocess.run([*client, "destroy", infrastructure], capture_output=True, check=False)
+        destroy = [*client, "destroy", infrastructure]
+        gone = subprocess.run(destroy, input="yes\n", capture_output=True, text=True, check=False)
+    assert gone.returncode == 0, gone.stdout + gone.stderr
     assert nodes(platform) == []
