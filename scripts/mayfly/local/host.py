@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any
 
 from mayfly.errors import MayflyError, UserError
 
@@ -121,3 +123,12 @@ class _services_held_back:
 def _address(word: str) -> str:
     """The dotted form of an address in /proc/net/route: hexadecimal, low byte first."""
     return ".".join(str(byte) for byte in reversed(bytes.fromhex(word)))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What a JSON file of ours says; empty when it is absent or not JSON."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found

@@ -17,13 +17,12 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mayfly.errors import UserError
 from mayfly.local import host, ports, venvs
 from mayfly.local.daemons import Daemon, plain_environ
 from mayfly.local.docker import socket_path
-from mayfly.local.host import Progress
+from mayfly.local.host import Progress, read_record
 from mayfly.local.paths import Paths
 
 REQUIREMENTS = ("IM==2.0.0", "docker==7.1.0")
@@ -58,7 +57,7 @@ def up(
     daemon, record, auth = _daemon(directory), directory / "service.json", directory / "auth.dat"
     connectors = paths.checkout / "scripts/im_connectors"
     wish = {"docker_host": docker_host, "network": network, "connectors": _digest(connectors)}
-    known = _read(record)
+    known = read_record(record)
     if daemon.process() and wish.items() <= known.items():
         return ImService(known["url"], auth, reused=True)
     daemon.stop(STOP_SECONDS)
@@ -104,7 +103,9 @@ def down(paths: Paths) -> list[str]:
 def running(paths: Paths) -> str | None:
     """The service's address, or None when it does not run."""
     directory = paths.state / "im"
-    return _read(directory / "service.json").get("url") if _daemon(directory).process() else None
+    return (
+        read_record(directory / "service.json").get("url") if _daemon(directory).process() else None
+    )
 
 
 def wipe(paths: Paths, infrastructure_id: str) -> bool:
@@ -217,11 +218,3 @@ def _write(path: Path, text: str) -> None:
 
 def _daemon(directory: Path) -> Daemon:
     return Daemon("im-service", directory)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found

@@ -28,7 +28,7 @@ from cryptography.x509.oid import NameOID
 from mayfly.errors import UserError
 from mayfly.local import ports, venvs
 from mayfly.local.daemons import Daemon, plain_environ
-from mayfly.local.host import Progress
+from mayfly.local.host import Progress, read_record
 from mayfly.local.paths import Paths
 from mayfly.redact import Secret
 
@@ -61,7 +61,7 @@ def up(
     """
     directory = paths.of("s3")
     daemon, record = _daemon(directory), directory / "server.json"
-    endpoint = _read(record).get("endpoint", "")
+    endpoint = read_record(record).get("endpoint", "")
     if daemon.process() and endpoint.startswith(f"http://{address}:"):
         return _server(directory, endpoint, reused=True)
     _stop(directory)
@@ -112,7 +112,9 @@ def running(paths: Paths) -> str | None:
     """The server's address, or None when it does not run."""
     directory = paths.state / "s3"
     return (
-        _read(directory / "server.json").get("endpoint") if _daemon(directory).process() else None
+        read_record(directory / "server.json").get("endpoint")
+        if _daemon(directory).process()
+        else None
     )
 
 
@@ -216,7 +218,7 @@ def _server(directory: Path, endpoint: str, *, reused: bool) -> S3Server:
 def _stop(directory: Path) -> None:
     """End the server and remove the sockets that it leaves under names of its own choice."""
     _daemon(directory).stop(STOP_SECONDS)
-    for port in _read(directory / "server.json").get("inner", []):
+    for port in read_record(directory / "server.json").get("inner", []):
         for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
             left.unlink(missing_ok=True)
 
@@ -249,11 +251,3 @@ def _answers(endpoint: str) -> bool:
 
 def _daemon(directory: Path) -> Daemon:
     return Daemon("weed", directory)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found
