@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mayfly.errors import UserError
-from mayfly_train import convert, manifest, s3
+from mayfly_train import convert, framing, manifest, s3
+from mayfly_train.convert import tfrecord
 from mayfly_train.manifest import Entry, Manifest
 from mayfly_train.retry import with_backoff
 from mayfly_train.verify import read_manifest, verify_directory
 
 Report = Callable[[str, float | None], None]
-RECORD_SUFFIXES = (".tfrecords", ".tfrecord")
 PARALLEL = 8
 
 
@@ -96,9 +96,15 @@ def holds_records(source: Path) -> bool:
 
 
 def describe(directory: Path, name: str | None = None) -> Manifest:
-    """The manifest of a directory of TFRecords: its own, checked, or one made from its files."""
-    if (directory / manifest.NAME).exists():
-        return verify_directory(directory)
+    """The manifest of a directory of TFRecords: its own, checked, or one made from its files.
+
+    Raises BadInput naming the first file with a damaged record: it would end a training.
+    """
+    said = verify_directory(directory) if (directory / manifest.NAME).exists() else None
+    for path in sorted(_records(directory)):
+        tfrecord.require_whole(path)
+    if said:
+        return said
     names = sorted(path.name for path in _records(directory))
     splits = {
         split: found
@@ -117,7 +123,7 @@ def describe(directory: Path, name: str | None = None) -> Manifest:
 
 
 def _records(directory: Path) -> list[Path]:
-    return [path for path in directory.iterdir() if path.suffix in RECORD_SUFFIXES]
+    return [path for path in directory.iterdir() if path.suffix in framing.SUFFIXES]
 
 
 def _missing(dataset: Manifest, client: s3.S3Client, target: s3.S3Uri) -> list[Entry]:

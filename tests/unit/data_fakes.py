@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -31,6 +32,9 @@ class FakeHdfs:
 
     def make_directory(self, path: str) -> None:
         assert posixpath.isabs(path)
+
+    def delete(self, path: str, recursive: bool = False) -> bool:
+        return self.files.pop(path, None) is not None
 
     def rename(self, source: str, target: str) -> None:
         self.files[target] = self.files.pop(source)
@@ -70,6 +74,11 @@ class RecordingProgress:
     def add(self, size: int, files: int = 0) -> None:
         self.bytes += size
         self.files += files
+
+
+def record_of(data: bytes) -> bytes:
+    """A file with one TFRecord, 16 bytes longer than the data; its checksums are left out."""
+    return struct.pack("<QI", len(data), 0) + data + struct.pack("<I", 0)
 
 
 def make_bucket(client: Any, name: str, objects: dict[str, bytes]) -> None:

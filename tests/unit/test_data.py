@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+
 import pytest
 from tests.unit.data_fakes import make_bucket
 from tests.unit.test_convert import cifar_archive
@@ -7,7 +9,7 @@ from tests.unit.test_convert import cifar_archive
 from mayfly import data
 from mayfly.errors import UserError
 from mayfly_train import convert, manifest, s3
-from mayfly_train.convert import Layout, Options
+from mayfly_train.convert import Layout, Options, tfrecord
 from mayfly_train.errors import BadInput
 from mayfly_train.verify import verify_s3
 
@@ -54,11 +56,13 @@ def test_records_are_uploaded_as_they_are_and_only_once(put, client, records):
 
 def test_only_what_changed_or_was_lost_is_uploaded_again(put, client, records):
     put(records)
-    (records / "train-00000-of-00002.tfrecords").write_bytes(b"changed")
+    changed = records / "train-00000-of-00002.tfrecords"
+    with tfrecord.Writer(changed) as writer:
+        writer.write(b"changed")
     (records / "manifest.json").unlink()
     s3.delete(client, URI.join("metadata.json"))
     assert put(records).uploaded_files == 2
-    assert verify_s3(client, URI).by_path()["train-00000-of-00002.tfrecords"].size == 7
+    assert verify_s3(client, URI).by_path()[changed.name].size == 7 + 16
 
 
 def test_an_upload_without_its_manifest_is_begun_anew(put, client, records):
@@ -86,6 +90,30 @@ def test_what_cannot_be_put_is_explained(put, records, tmp_path):
     with pytest.raises(BadInput, match="eval-00000-of-00002.tfrecords has 7 bytes"):
         put(records)
     (tmp_path / "odd").mkdir()
-    (tmp_path / "odd/records.tfrecords").write_bytes(b"x")
+    (tmp_path / "odd/records.tfrecords").write_bytes(b"")
     with pytest.raises(UserError, match="no training files"):
         put(tmp_path / "odd")
+
+
+def test_a_damaged_record_is_refused_before_anything_is_uploaded(put, client, records):
+    (records / "manifest.json").unlink()
+    damaged = records / "eval-00001-of-00002.tfrecords"
+    whole = damaged.read_bytes()
+    flipped = bytes([whole[100] ^ 1])
+    for content, message in (
+        (whole[:-1], "ends within a record"),
+        (whole[:100] + flipped + whole[101:], "is damaged"),
+        (b"\xff" + whole[1:], "not a TFRecord file"),
+    ):
+        damaged.write_bytes(content)
+        with pytest.raises(BadInput, match=message) as raised:
+            put(records)
+        assert damaged.name in str(raised.value)
+    assert s3.list_sizes(client, URI) == {}
+
+
+def test_compressed_records_are_taken_as_they_are(put, records):
+    (records / "manifest.json").unlink()
+    path = records / "eval-00001-of-00002.tfrecords"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert put(records).files > 0

@@ -1,23 +1,28 @@
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import random
+import zlib
 
 import pytest
-from tests.unit.data_fakes import FakeHdfs, RecordingProgress, make_bucket
+from tests.unit.data_fakes import FakeHdfs, RecordingProgress, make_bucket, record_of
 
 from mayfly_train import manifest, s3
 from mayfly_train.errors import BadInput, NodeError
-from mayfly_train.hdfs import HdfsFailure
+from mayfly_train.hdfs import HdfsFailure, HdfsFull
 from mayfly_train.manifest import Entry
 from mayfly_train.stage import DamagedData, Job, Share, stage
 from mayfly_train.staging_progress import StagingProgress
 
 FILES = {
-    f"train-{number:05d}-of-00006.tfrecords": random.Random(number).randbytes(1000 * number)
-    for number in range(6)
+    f"train-{number:05d}-of-00006.tfrecords": record_of(
+        random.Random(number).randbytes(1000 * number - 16)
+    )
+    for number in range(1, 6)
 }
+FILES["train-00000-of-00006.tfrecords"] = b""
 SOURCE = s3.S3Uri("bucket", "data")
 
 
@@ -102,10 +107,7 @@ def test_a_write_cut_anywhere_leaves_nothing_under_a_final_name(job, seed):
     done = staged(job)
     assert "train-00005-of-00006.tfrecords" not in done
     assert done.items() <= FILES.items()
-    assert (
-        job.store.files["/mayfly/data/_staging/train-00005-of-00006.tfrecords.part"]
-        == (FILES["train-00005-of-00006.tfrecords"][:cut])
-    )
+    assert not [path for path in job.store.files if path.endswith(".part")]
 
     job.store.failing_writes = lambda path, web: None
     result = run(job)
@@ -201,3 +203,39 @@ def test_bytes_that_hdfs_lost_without_a_word_are_noticed_and_copied_again(job):
     assert run(job).copied_files == 6
     assert len(lost) == 1
     assert staged(job) == {**FILES, "manifest.json": dataset_text(job)}
+
+
+def put_dataset(client, files):
+    for name, data in files.items():
+        client.put_object(Bucket="bucket", Key=f"data/{name}", Body=data)
+    text = dataset(files).to_json().encode()
+    client.put_object(Bucket="bucket", Key="data/manifest.json", Body=text)
+
+
+@pytest.mark.parametrize("cut", [1, 11, 12, 500, 1999])
+def test_a_file_that_was_cut_before_its_manifest_was_made_is_named(job, cut):
+    name = "train-00002-of-00006.tfrecords"
+    put_dataset(job.client, {**FILES, name: FILES[name][:cut]})
+    with pytest.raises(DamagedData, match=f"s3://bucket/data/{name} ends within a record"):
+        run(job)
+    assert name not in staged(job)
+    assert not [path for path in job.store.files if path.endswith(".part")]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
+def test_compressed_records_and_other_files_are_copied_as_they_are(job, compress):
+    files = {"train.tfrecords": compress(FILES["train-00005-of-00006.tfrecords"]), "note.txt": b"x"}
+    put_dataset(job.client, files)
+    run(job)
+    assert files.items() <= staged(job).items()
+
+
+def test_a_full_hdfs_is_told_at_once_and_leaves_no_part(job, no_pause):
+    def full(path, chunks, web=False):
+        job.store.files[path] = next(iter(chunks))
+        raise HdfsFull("HDFS is full")
+
+    job.store.write_chunks = full
+    with pytest.raises(HdfsFull):
+        run(job)
+    assert job.store.files == {} and no_pause == []

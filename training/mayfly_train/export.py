@@ -29,6 +29,10 @@ FACTS = ("global_step", "accuracy", "samples_seen", "samples_processed")
 Progress = Callable[[int, int], None]
 
 
+class NotWhole(NodeError):
+    """S3 does not hold what it said it had taken."""
+
+
 @dataclass(frozen=True)
 class ExportSettings:
     """What to export where; `facts` (see FACTS) go into the manifest beside the run's id."""
@@ -52,18 +56,15 @@ def export_run(
     """
     found = model_files.find(store, settings.model_dir)
     exporter = _Exporter(settings, store, found, on_progress)
-    s3.delete(settings.client, settings.run_uri.join(manifest.NAME))
+    where = settings.run_uri.join(manifest.NAME)
+    with_backoff(lambda _: s3.delete(settings.client, where))
     entries = exporter.bring_all(found.files)
     if found.checkpoint_state is not None:
         entries.append(exporter.put_checkpoint_state(found.checkpoint_state))
     made = manifest.build("model", entries, run=settings.run, **settings.facts)
-    _require_sizes(settings, made)
-    s3.write_bytes(
-        settings.client,
-        settings.run_uri.join(manifest.NAME),
-        made.to_json().encode(),
-        "application/json",
-    )
+    with_backoff(lambda _: _require_sizes(settings, made))
+    text = made.to_json().encode()
+    with_backoff(lambda _: s3.write_bytes(settings.client, where, text, "application/json"))
     return made
 
 
@@ -107,7 +108,7 @@ class _Exporter:
             hashlib.sha256(state).hexdigest(),
         )
         where = self._settings.run_uri.join(entry.path)
-        s3.write_bytes(self._settings.client, where, state, "text/plain")
+        with_backoff(lambda _: s3.write_bytes(self._settings.client, where, state, "text/plain"))
         return entry
 
     def _bring(self, file: ModelFile) -> Entry:
@@ -143,7 +144,7 @@ class _Exporter:
         if not known or [known["size"], known["modified_ms"]] != now:
             return None
         where = self._settings.run_uri.join(file.target)
-        if s3.size_of(self._settings.client, where) != known["size"]:
+        if with_backoff(lambda _: s3.size_of(self._settings.client, where)) != known["size"]:
             return None
         return Entry(file.target, known["size"], known["sha256"])
 
@@ -155,7 +156,7 @@ class _Exporter:
                 "modified_ms": file.source.modified_ms,
             }
             where = self._settings.run_uri.join(JOURNAL)
-            s3.write_json(self._settings.client, where, self._journal)
+            with_backoff(lambda _: s3.write_json(self._settings.client, where, self._journal))
 
     def _count(self, size: int) -> None:
         with self._lock:
@@ -201,8 +202,9 @@ class HashingStream(io.RawIOBase):
 
 
 def _read_journal(settings: ExportSettings) -> dict[str, Any]:
+    where = settings.run_uri.join(JOURNAL)
     try:
-        journal = s3.read_json(settings.client, settings.run_uri.join(JOURNAL))
+        journal = with_backoff(lambda _: s3.read_json(settings.client, where))
     except s3.NotFound:
         return {}
     return journal if isinstance(journal, dict) else {}
@@ -216,7 +218,7 @@ def _require_sizes(settings: ExportSettings, made: Manifest) -> None:
     there = {path: size for path, size in sizes.items() if size is not None}
     wrong = manifest.differences(made, there)
     if wrong:
-        raise NodeError(f"the model in S3 is not whole: {wrong[0]} — export it again")
+        raise NotWhole(f"the model in S3 is not whole: {wrong[0]} — export it again")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

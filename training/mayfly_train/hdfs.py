@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,14 +20,19 @@ import requests
 from hdfs import InsecureClient
 from hdfs.util import HdfsError
 
-from mayfly_train.errors import NodeError
+from mayfly_train.errors import BadInput, NodeError
 
 CHUNK_BYTES = 4 << 20
 PART_SUFFIX = ".part"
+_QUOTA = re.compile(r"QuotaExceeded|quota of .* is exceeded", re.IGNORECASE)
 
 
 class HdfsFailure(NodeError):
     """HDFS did not do what was asked."""
+
+
+class HdfsFull(BadInput, HdfsFailure):
+    """HDFS has no room, which waiting does not change."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,10 @@ def clear_errors(server: str, path: str) -> Iterator[None]:
     except (HdfsError, requests.RequestException, OSError, RuntimeError) as error:
         first_line = str(error).strip().partition("\n")[0][:300]
         reason = first_line or type(error).__name__
+        if _QUOTA.search(str(error)):
+            raise HdfsFull(
+                f"HDFS is full: the quota for {path} is used up — raise the quota or delete files"
+            ) from error
         raise HdfsFailure(f"HDFS at {server} failed for {path}: {reason}") from error
 
 

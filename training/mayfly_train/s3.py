@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from time import sleep as pause
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -40,6 +41,7 @@ else:
 
 CHUNK_BYTES = 4 << 20
 _STREAM_RETRIES = 5
+_STREAM_PATIENCE_S = 60
 _ONE_PART_AT_A_TIME = TransferConfig(
     multipart_threshold=16 << 20, multipart_chunksize=16 << 20, use_threads=False
 )
@@ -161,9 +163,10 @@ def connect(settings: S3Settings, connections: int = 16) -> S3Client:
     os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     config = Config(
         signature_version="s3v4",
-        retries={"mode": "standard", "max_attempts": 5},
+        # A server that says nothing is given up after 3 x 20 s, so that its user hears of it soon.
+        retries={"mode": "standard", "max_attempts": 3},
         connect_timeout=10,
-        read_timeout=60,
+        read_timeout=20,
         max_pool_connections=connections,
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
@@ -252,7 +255,7 @@ def read_chunks(client: S3Client, uri: S3Uri, chunk_bytes: int = CHUNK_BYTES) ->
 
     Every request after the first asks for the same ETag, so that no two versions are mixed.
     """
-    done, etag, failures = 0, None, 0
+    done, etag, failures, moved = 0, None, 0, monotonic()
     while True:
         try:
             with clear_errors(uri):
@@ -266,12 +269,13 @@ def read_chunks(client: S3Client, uri: S3Uri, chunk_bytes: int = CHUNK_BYTES) ->
                 done += len(chunk)
                 failures = 0
                 yield chunk
+                moved = monotonic()
             if done >= end:
                 return
         except _BROKEN_STREAM:
             pass
         failures += 1
-        if failures > _STREAM_RETRIES:
+        if failures > _STREAM_RETRIES or monotonic() - moved > _STREAM_PATIENCE_S:
             raise S3Error(f"reading {uri} breaks again and again at byte {done} — try again later")
         pause(min(0.2 * 2**failures, 5))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import posixpath
 import re
 import threading
@@ -19,7 +20,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from mayfly_train import hdfs, manifest, s3
-from mayfly_train.errors import BadInput
+from mayfly_train.errors import BadInput, NodeError
+from mayfly_train.framing import SUFFIXES, Framing
 from mayfly_train.manifest import Entry, Manifest
 from mayfly_train.retry import with_backoff
 from mayfly_train.staging_progress import StagingProgress
@@ -28,6 +30,7 @@ from mayfly_train.verify import read_manifest
 # Hadoop's input formats and our programs skip names that start with "_".
 _STATE_DIRECTORY = "_staging"
 _SHARE = re.compile(r"(\d+)/(\d+)")
+log = logging.getLogger(__name__)
 
 
 class DamagedData(BadInput):
@@ -101,7 +104,7 @@ def stage(job: Job, share: Share, progress: StagingProgress, parallel: int = 4) 
     copying fails again and again.
     """
     started = time.monotonic()
-    dataset = _read_dataset(job)
+    dataset = with_backoff(lambda _: _read_dataset(job))
     _require_no_strangers(job, dataset)
     files = share.of(dataset.files)
     marker = job.path(_STATE_DIRECTORY, f"{dataset.digest()[:16]}-{share.index}-of-{share.count}")
@@ -110,8 +113,9 @@ def stage(job: Job, share: Share, progress: StagingProgress, parallel: int = 4) 
     copied = _Copier(job, progress, trust_size=complete).bring_all(files, parallel)
     if copied or not complete:
         if share.index == 0:
-            job.store.write_bytes(job.path(manifest.NAME), dataset.to_json().encode())
-        job.store.write_bytes(marker, b"")
+            text = dataset.to_json().encode()
+            with_backoff(lambda _: job.store.write_bytes(job.path(manifest.NAME), text))
+        with_backoff(lambda _: job.store.write_bytes(marker, b""))
     return Result(
         changed=bool(copied) or not complete,
         files=len(files),
@@ -152,8 +156,12 @@ class _Copier:
         """Copy a file unless it is there; returns whether it was copied."""
         copied = not self._is_there(entry)
         if copied:
-            # A native write fails when a DataNode has just died; WebHDFS then still works.
-            with_backoff(lambda attempt: self._copy(entry, web=attempt > 0))
+            try:
+                # A native write fails when a DataNode has just died; WebHDFS then still works.
+                with_backoff(lambda attempt: self._copy(entry, web=attempt > 0))
+            except BaseException:
+                self._delete_part(entry)
+                raise
         else:
             self._progress.add(entry.size)
         self._progress.add(0, files=1)
@@ -174,11 +182,18 @@ class _Copier:
             digest.update(chunk)
         return digest.hexdigest()
 
+    def _part(self, entry: Entry) -> str:
+        return self._job.path(_STATE_DIRECTORY, f"{entry.path}{hdfs.PART_SUFFIX}")
+
+    def _delete_part(self, entry: Entry) -> None:
+        """Give back the room of a file that will not be finished now."""
+        try:
+            self._job.store.delete(self._part(entry))
+        except NodeError as error:
+            log.warning("a part of %s is left in HDFS: %s", entry.path, error)
+
     def _copy(self, entry: Entry, web: bool) -> None:
-        final, part = (
-            self._job.path(entry.path),
-            self._job.path(_STATE_DIRECTORY, f"{entry.path}.part"),
-        )
+        final, part = self._job.path(entry.path), self._part(entry)
         stream = _Stream(self._job, entry, self._progress, self._stopped)
         try:
             self._job.store.write_chunks(part, stream, web=web)
@@ -197,12 +212,15 @@ class _Stream:
     def __init__(self, job: Job, entry: Entry, progress: StagingProgress, stopped: threading.Event):
         self._job, self._entry, self._progress, self._stopped = job, entry, progress, stopped
         self._digest, self._size = hashlib.sha256(), 0
+        self._framing = Framing(entry.size) if entry.path.endswith(SUFFIXES) else None
 
     def __iter__(self) -> Iterator[bytes]:
         for chunk in s3.read_chunks(self._job.client, self._job.source.join(self._entry.path)):
             if self._stopped.is_set():
                 raise _Stopped
             self._digest.update(chunk)
+            if self._framing:
+                self._framing.feed(chunk)
             self._size += len(chunk)
             self._progress.add(len(chunk))
             yield chunk
@@ -219,6 +237,11 @@ class _Stream:
                 f"{self._job.source.join(entry.path)} does not match its manifest: {self._size} "
                 f"bytes with SHA-256 {sha256[:12]}…, not {entry.size} with {entry.sha256[:12]}… — "
                 "put the data again"
+            )
+        if self._framing and not self._framing.whole:
+            raise DamagedData(
+                f"{self._job.source.join(entry.path)} ends within a record, though its manifest "
+                "agrees: it was cut before it was put — make the file again and put it"
             )
         if stored_bytes != entry.size:
             raise hdfs.HdfsFailure(

@@ -15,6 +15,7 @@ from types import TracebackType
 
 import google_crc32c
 
+from mayfly_train import framing
 from mayfly_train.errors import BadInput
 
 _MASK_DELTA = 0xA282EAD8
@@ -68,6 +69,18 @@ def read(path: Path) -> Iterator[bytes]:
             if _masked_crc(record) != _FOOTER.unpack(body[length:])[0]:
                 raise BadInput(f"a record of {path} is damaged — copy it again")
             yield record
+
+
+def require_whole(path: Path) -> None:
+    """Raise BadInput unless every record of a file is whole; a compressed file is not looked into.
+
+    TensorFlow reads compressed files when it is told to; their own checksums guard them.
+    """
+    with path.open("rb") as stream:
+        start = stream.read(_HEADER.size)
+    if not framing.is_compressed(start, path.stat().st_size):
+        for _ in read(path):
+            pass
 
 
 def encode_example(image: bytes, label: int) -> bytes:
