@@ -1,0 +1,275 @@
+"""A cluster that is kept for many trainings, with the tools to break it and to mend it.
+
+Making nodes takes minutes, a training seconds: so the nodes are deployed once and each case trains
+on them anew, as a run of its own with its own URI, model and notice board.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from machine import docker, mayfly, nodes
+
+from mayfly.local.platform import LocalPlatform
+
+CLUSTER = "/etc/mayfly/cluster.json"
+ENDED = ("succeeded", "failed")
+TASKS = {
+    "ps-0": ["ps-0"],
+    "worker-0": ["chief-0", "evaluator-0"],
+    "worker-1": ["worker-0"],
+}
+# What a small training still tells: a line of progress and a checkpoint every few seconds.
+QUICK = {"log_steps": 5, "checkpoint_seconds": 5, "eval_seconds": 20, "batch_size": 32}
+
+Document = dict[str, Any]
+
+
+def deploy(platform: LocalPlatform, bucket: Any) -> Lab:
+    """Deploy one ps and two workers with a training of a few steps, and keep the nodes."""
+    before = set(nodes(platform))
+    outcome = mayfly(
+        *("deploy", "--cloud", "local", "--ps", "1", "--workers", "2", "--keep", "--json"),
+        *("--name", "faults", "--set", "trainer.steps=20", "--set", "limits.idle=4h"),
+    )
+    run_id = outcome.document.get("run")
+    try:
+        assert outcome.code == 0, outcome.messages[-3000:]
+        return attach(platform, bucket, str(run_id), set(nodes(platform)) - before)
+    except BaseException:
+        if run_id:
+            mayfly("destroy", str(run_id), "--json")
+        raise
+
+
+def attach(platform: LocalPlatform, bucket: Any, run_id: str, made: Iterable[str]) -> Lab:
+    """The lab on nodes that were deployed for a run and kept; `made` are their containers."""
+    lab = Lab(platform, bucket, run_id, f"s3://mayfly/{run_id}", {})
+    lab.find_containers(made)
+    return lab
+
+
+@dataclass
+class Lab:
+    """The kept cluster.
+
+    Nodes are called ps-0, worker-0, worker-1 here; `containers` maps them to their container,
+    `names` to what the run calls them.
+    """
+
+    platform: LocalPlatform
+    bucket: Any
+    run_id: str
+    uri: str
+    containers: dict[str, str]
+    names: dict[str, str] = field(default_factory=dict)
+    trainings: int = 0
+    masked: set[tuple[str, str]] = field(default_factory=set)
+    cut: dict[str, list[Document]] = field(default_factory=dict)
+
+    def find_containers(self, made: Iterable[str]) -> None:
+        """Match containers to the nodes of the topology document by their address."""
+        for container in made:
+            if not self._exec(container, f"cat {CLUSTER} | grep {self.run_id}", check=False):
+                continue  # another cluster's
+            document = json.loads(self._exec(container, f"cat {CLUSTER}"))
+            own = self._exec(container, "hostname -I").split()
+            for kind in ("ps", "worker"):
+                for index, node in enumerate(document["nodes"][kind]):
+                    if node["address"] in own:
+                        self.containers[f"{kind}-{index}"] = container
+                        self.names[f"{kind}-{index}"] = node["name"]
+        assert set(self.containers) == set(TASKS), self.containers
+
+    def sh(self, node: str, script: str, check: bool = True, user: str = "root") -> str:
+        """Run a shell script on a node; its standard output."""
+        return self._exec(self.containers[node], script, check, user)
+
+    def _exec(self, name: str, script: str, check: bool = True, user: str = "root") -> str:
+        command = ["docker", "-H", self.platform.docker_host, "exec", "-u", user, name, "sh", "-c"]
+        done = subprocess.run(
+            [*command, script], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0 or not check, f"{name}: {script}: {done.stderr or done.stdout}"
+        return done.stdout
+
+    def destroy(self) -> None:
+        """Destroy the nodes."""
+        self.heal()
+        gone = mayfly("destroy", self.run_id, "--json")
+        assert gone.code == 0, gone.messages[-2000:]
+
+    # --- training ---
+
+    def train(self, steps: int = 300, mode: str = "async", **cluster_changes: Any) -> Training:
+        """Start a further run on these nodes; `cluster_changes` are keys of cluster.json."""
+        self.heal()
+        for node, tasks in TASKS.items():
+            self.sh(node, f"systemctl stop {' '.join(_units(node, tasks))}")
+        self.trainings += 1
+        run = f"{self.run_id[:32]}-f{self.trainings}-{int(time.time()) % 100_000}"
+        uri = f"{self.uri.rpartition('/')[0]}/{run}"
+        changes = {"run": run, "run_uri": uri, "steps": steps, "mode": mode, **cluster_changes}
+        for node, tasks in TASKS.items():
+            self._prepare(node, changes)
+            self.sh(node, f"systemctl reset-failed {' '.join(_units(node, tasks))}", check=False)
+        for node, tasks in TASKS.items():
+            self.sh(node, f"systemctl start --no-block {' '.join(_units(node, tasks))}")
+        return Training(self, run, uri)
+
+    def _prepare(self, node: str, changes: Document) -> None:
+        """Write the topology document of a further run, and forget the last one's tasks."""
+        document = json.loads(self.sh(node, f"cat {CLUSTER}"))
+        name = document["model_dir"].split("/mayfly/")[0]
+        run = changes["run"]
+        new = {
+            "model_dir": f"{name}/mayfly/{run}/model",
+            "status_dir": f"/mayfly/{run}/status",
+            **changes,
+        }
+        args = {**document["program"]["args"], **QUICK, **new.pop("program_args", {})}
+        new.setdefault("program", {**document["program"], "args": args})
+        new["batch_size"] = args["batch_size"]
+        text = json.dumps({**document, **new})
+        self.sh(node, f"cat > {CLUSTER} <<'END'\n{text}\nEND")
+        self.sh(node, "rm -rf /var/lib/mayfly/tasks/* /var/lib/mayfly/ended")
+
+    # --- breaking ---
+
+    def stop_for_good(self, node: str, unit: str, signal: str = "KILL") -> None:
+        """Kill a unit's processes and keep systemd from starting it again."""
+        self.masked.add((node, unit))
+        self.sh(node, f"systemctl mask --runtime {unit}")
+        self.sh(node, f"systemctl kill --signal={signal} {unit}; systemctl stop {unit}")
+
+    def link(self, node: str, up: bool) -> None:
+        """Take a node's network links down or up, from outside."""
+        interfaces = [link["ifname"] for link in self._ip(node, "link", "show", "type", "veth")]
+        if up == (node not in self.cut):
+            return
+        if not up:
+            self.cut[node] = self._ip(node, "route", "show", "default")
+        for name in interfaces:
+            self._ip(node, "link", "set", name, "up" if up else "down")
+        if up:  # the default route has gone with its link
+            for route in self.cut.pop(node):
+                words = ["default", "via", route["gateway"], "dev", route["dev"]]
+                self._ip(node, "route", "replace", *words)
+
+    def _ip(self, node: str, *words: str) -> list[Document]:
+        """The JSON answer of `ip` in a node's network namespace, run on this machine."""
+        inspect = ["inspect", "-f", "{{.State.Pid}}", self.containers[node]]
+        pid = docker(self.platform, *inspect).strip()
+        command = ["nsenter", "-t", pid, "-n", "ip", "-j", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout or "[]")
+
+    def fill(self, node: str, directory: str, megabytes: int = 4) -> None:
+        """Give a directory a small file system of its own that is full. Never the disk itself.
+
+        It starts with what the directory holds, so that only space is missing.
+        """
+        self.sh(
+            node,
+            f"set -e; cp -a {directory} /run/mayfly-kept; "
+            f"size=$(du -sm {directory} | cut -f1); "
+            f"mount -t tmpfs -o size=$((size + {megabytes}))m,mode=0755 tmpfs {directory}; "
+            f"cp -a /run/mayfly-kept/. {directory}/; rm -rf /run/mayfly-kept; "
+            f"chown --reference=$(dirname {directory})/. {directory} || true; "
+            f"dd if=/dev/zero of={directory}/filler bs=64k 2>/dev/null || true",
+        )
+
+    def heal(self) -> None:
+        """Undo all that was broken: links, units, full disks; HDFS is whole again at the end."""
+        for node in self.containers:
+            self.link(node, up=True)
+            self.sh(
+                node,
+                "grep ' tmpfs ' /proc/mounts | grep ' /var/' | cut -d' ' -f2 > /run/full; true",
+            )
+            for directory in self.sh(node, "cat /run/full").split():
+                self.sh(node, f"umount -l {directory}")
+        for node, unit in sorted(self.masked):
+            self.sh(
+                node,
+                f"systemctl unmask --runtime {unit}; systemctl reset-failed {unit}",
+                check=False,
+            )
+        self.masked.clear()
+        self.sh("ps-0", "systemctl start hdfs-namenode")
+        for node in self.containers:
+            self.sh(node, "systemctl is-active -q hdfs-datanode || systemctl restart hdfs-datanode")
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run on the lab's nodes."""
+
+    lab: Lab
+    run_id: str
+    uri: str
+
+    def read(self, name: str) -> bytes | None:
+        """A document below the run's URI, None when there is none."""
+        bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
+        try:
+            found = self.lab.bucket.get_object(Bucket=bucket, Key=f"{prefix.strip('/')}/{name}")
+        except self.lab.bucket.exceptions.NoSuchKey:
+            return None
+        return bytes(found["Body"].read())
+
+    def status(self) -> Document | None:
+        """The run's status, None while there is none."""
+        data = self.read("status.json")
+        return json.loads(data) if data else None
+
+    def events(self) -> list[Document]:
+        """What has happened, oldest first."""
+        return [json.loads(line) for line in (self.read("events.jsonl") or b"").splitlines()]
+
+    def wait_until(self, predicate: Callable[[Document], bool], seconds: float) -> Document:
+        """The first status that satisfies the predicate; the last one seen is told if none does."""
+        end, status = time.monotonic() + seconds, None
+        while time.monotonic() < end:
+            status = self.status()
+            if status is not None and predicate(status):
+                return status
+            assert status is None or status["state"] not in ENDED, f"over too early: {status}"
+            time.sleep(1)
+        raise AssertionError(f"waited {seconds} s in vain: {json.dumps(status)}")
+
+    def end(self, seconds: float) -> Document:
+        """The status of the run's end."""
+        return self.wait_until(lambda status: status["state"] in ENDED, seconds)
+
+    def at_step(self, step: int, seconds: float = 120) -> Document:
+        """The status once the training has come to a step."""
+        return self.wait_until(lambda status: status["global_step"] >= step, seconds)
+
+    def pid(self, task: str) -> int:
+        """The process id, on its node, of the program that a task runs."""
+        unit = f"mayfly-task@{task}"
+        found = self.lab.sh(
+            node_of(task), f"pgrep -P $(systemctl show -P MainPID {unit}) || true"
+        ).split()
+        assert found, f"{task} runs no program"
+        return int(found[0])
+
+    def kill(self, task: str, signal: str = "KILL") -> None:
+        """Send a signal to the program that a task runs, not to its supervisor."""
+        self.lab.sh(node_of(task), f"kill -{signal} {self.pid(task)}")
+
+
+def node_of(task: str) -> str:
+    """The lab's node that runs a task."""
+    return next(node for node, tasks in TASKS.items() if task in tasks)
+
+
+def _units(node: str, tasks: list[str]) -> list[str]:
+    units = [f"mayfly-task@{task}" for task in tasks]
+    return [*units, "mayfly-run"] if node == "worker-0" else units
