@@ -180,6 +180,7 @@ def _new_run(job: Job, tools: Tools, services: Services, image: str) -> Run:
         s3_endpoint=services.s3.endpoint,
         s3_region=services.s3.region,
         session_token=services.s3.session_token is not None,
+        keep=job.keep,
     )
 
 

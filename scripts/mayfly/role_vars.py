@@ -12,10 +12,14 @@ from mayfly import inputs
 from mayfly.run import Run
 from mayfly.spec import ClusterSpec, parse_git
 
+# A run that takes as long as it may still needs its nodes for what comes before and after.
+MARGIN_S = 1800
+
 
 def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     """The roles' variables for a run, by their full names; secrets are `@input.…@` placeholders."""
     return {
+        **_deadman(spec, run),
         "dataset_source": spec.data.source,
         "dataset_run_uri": run.uri(spec),
         **_s3("dataset", run),
@@ -29,6 +33,16 @@ def share(variables: dict[str, Any], roles: Iterable[str]) -> dict[str, Any]:
     """The variables whose names begin with the name of one of the roles, in their order."""
     prefixes = tuple(f"{role}_" for role in roles)
     return {name: value for name, value in variables.items() if name.startswith(prefixes)}
+
+
+def _deadman(spec: ClusterSpec, run: Run) -> dict[str, Any]:
+    """Kept nodes are for the user to look at, so only the longest limit ends them."""
+    longest = spec.limits.max_duration + MARGIN_S
+    return {
+        "deadman_run": run.id,
+        "deadman_max_s": longest,
+        "deadman_linger_s": longest if run.keep else spec.limits.idle,
+    }
 
 
 def _trainer(spec: ClusterSpec, run: Run) -> dict[str, Any]:

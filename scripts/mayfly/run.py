@@ -25,6 +25,8 @@ class Run:
     """Region of the bucket."""
     session_token: bool = False
     """The S3 keys are temporary ones, which come with a session token."""
+    keep: bool = False
+    """The nodes are to be kept after the run."""
 
     def uri(self, spec: ClusterSpec) -> str:
         """Where all that the run knows about itself lies: `s3://bucket/prefix/<run id>/`."""

@@ -30,7 +30,16 @@ def read(path: Path) -> Any:
 
 def test_the_roles_are_there():
     names = {role.name for role in ROLES}
-    assert names >= {"agent", "dataset", "gpu", "hadoop", "model_export", "runtime", "trainer"}
+    assert names >= {
+        "agent",
+        "dataset",
+        "deadman",
+        "gpu",
+        "hadoop",
+        "model_export",
+        "runtime",
+        "trainer",
+    }
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
