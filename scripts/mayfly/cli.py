@@ -18,7 +18,7 @@ import typer
 from mayfly import access, data, logs, views
 from mayfly.clouds import load_cloud, load_job
 from mayfly.console import emit, report_error
-from mayfly.deploy import Job, Tools, deploy, prepare
+from mayfly.deploy import Job, Tools, deploy, export_again, prepare
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases, make_display
 from mayfly.errors import UserError
@@ -217,6 +217,25 @@ def destroy(run: Run = None, as_json: Json = False, debug: Debug = False) -> Non
     document = {"ok": True, "run": record.run, "already_destroyed": already, "leftovers": 0}
     text = f"run {record.run}: {'already destroyed' if already else 'destroyed, nothing is left'}"
     emit(document, text, as_json=as_json)
+
+
+@app.command("export", epilog=_example("mayfly export", "mayfly export RUN --keep"))
+def export_command(
+    run: Run = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes afterwards.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Take up a failed export with the keys of now, and destroy the nodes afterwards."""
+    record = _ledger().get(run)
+    signal.signal(signal.SIGTERM, _interrupt)
+    with make_display(plain=as_json) as display:
+        outcome = export_again(record, _tools(display), keep=keep)
+    if outcome.error is None:
+        emit(outcome.document, table(outcome.document), as_json=as_json)
+        return
+    emit(outcome.document, None, as_json=as_json)
+    raise typer.Exit(report_error(outcome.error, debug=debug, redact=display.redact))
 
 
 @data_app.command(

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mayfly import collection, data, fashion_mnist, inputs, preflight
+from mayfly import collection, data, export, fashion_mnist, inputs, preflight
 from mayfly.clouds import CloudProfile
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases
 from mayfly.errors import MayflyError
-from mayfly.ledger import Ledger
+from mayfly.ledger import Ledger, Record
 from mayfly.radl_render import render, write_radl
 from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore, staging_progress
@@ -26,14 +26,13 @@ from mayfly.services import Services, open_services
 from mayfly.spec import CHECKOUT, ClusterSpec
 from mayfly.steps import load_stages
 from mayfly.summary import PHASES, failure_document, success_document
-from mayfly.verify import verify_model
 from mayfly.watch import (
     EXPORTING,
     SUCCEEDED,
     Broken,
+    NotExported,
     Pace,
     Status,
-    describe,
     wait_for_nodes,
     wait_for_status,
     wait_until_configured,
@@ -42,7 +41,7 @@ from mayfly_train.errors import NodeError
 
 DEFAULT_DATA = "fashion-mnist/"  # the end of the default job's data source
 # Nodes report every few seconds; a whole epoch of evaluation is shorter than this.
-SILENCE_S = 300.0
+SILENCE_S = 150.0
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,11 @@ def deploy(job: Job, tools: Tools) -> Outcome:
         error = caught
         _note_failure(ready, tools, caught)
     try:
-        leftovers = _kept(ready, tools) if job.keep else _destroy(ready, tools, phases)
+        keep = job.keep or isinstance(error, NotExported)
+        leftovers = _kept(ready, tools) if keep else _destroy(ready, tools, phases)
     except (MayflyError, KeyboardInterrupt) as caught:
         error = error or caught
-        leftovers = _count_leftovers(ready, tools)
+        leftovers = _count_leftovers(ready.services, tools.ledger.get(ready.run.id))
     return _conclude(ready, tools, phases, Ending(status, error, leftovers))
 
 
@@ -196,7 +196,7 @@ def _work(ready: Ready, tools: Tools, phases: Phases) -> Status:
     ledger.set_state(run, "configuring")
     _configure(ready, infrastructure, tools, phases)
     ledger.set_state(run, "training")
-    return _train(ready, infrastructure, phases)
+    return _train(ready, infrastructure, tools, phases)
 
 
 def _create(ready: Ready, tools: Tools) -> str:
@@ -249,30 +249,27 @@ def _keep_messages(ready: Ready, infrastructure: str, tools: Tools) -> None:
         tools.display.say(f"IM's messages could not be kept: {error}")
 
 
-def _train(ready: Ready, infrastructure: str, phases: Phases) -> Status:
-    im, store = ready.services.im, ready.store
-    pace = Pace(patience=SILENCE_S, idle=ready.job.spec.limits.idle)
-
-    def nodes() -> str:
-        try:
-            return describe(im.state(infrastructure))
-        except MayflyError as error:
-            return str(error)
-
+def _train(ready: Ready, infrastructure: str, tools: Tools, phases: Phases) -> Status:
+    watched = export.Watched(
+        ready.run.id,
+        ready.uri,
+        ready.services,
+        infrastructure,
+        Pace(patience=SILENCE_S, idle=ready.job.spec.limits.idle),
+    )
     with phases.phase("training") as report:
-        status = wait_for_status(
-            (EXPORTING, SUCCEEDED),
-            store.status,
-            nodes,
-            pace,
-            lambda now: report(now.line(), now.fraction),
-        )
-    with phases.phase("export") as report:
-        status = wait_for_status(
-            (SUCCEEDED,), store.status, nodes, pace, lambda now: report(*now.exported())
-        )
-        found = verify_model(ready.services.client, ready.uri)
-        report(f"{len(found.files)} files verified, {found.total_bytes / 2**20:,.1f} MiB", 1.0)
+        try:
+            wait_for_status(
+                (EXPORTING, SUCCEEDED),
+                ready.store.status,
+                watched.nodes,
+                watched.pace,
+                lambda now: report(now.line(), now.fraction),
+            )
+        except Broken as error:
+            raise export.explained(error, ready.run.id) from error
+    tools.ledger.set_state(ready.run.id, "exporting")
+    status = export.follow(watched, ready.store.status, phases)
     phases.seconds.update({k: v for k, v in status.phases.items() if k in ("training", "export")})
     return status
 
@@ -293,8 +290,10 @@ def _note_failure(ready: Ready, tools: Tools, error: BaseException) -> None:
 def _kept(ready: Ready, tools: Tools) -> int:
     """Leave the nodes, say so, and return how many things there are."""
     tools.ledger.set_state(ready.run.id, "kept")
+    if not ready.job.keep:
+        export.hold_nodes(ready.services.im, tools.ledger.get(ready.run.id), tools.display.say)
     tools.display.say(f"nodes are kept: remove them with `mayfly destroy {ready.run.id}`")
-    return _count_leftovers(ready, tools)
+    return _count_leftovers(ready.services, tools.ledger.get(ready.run.id))
 
 
 def _destroy(ready: Ready, tools: Tools, phases: Phases) -> int:
@@ -304,14 +303,47 @@ def _destroy(ready: Ready, tools: Tools, phases: Phases) -> int:
         return len(destroyer.destroy(record, lambda text: report(text, None)))
 
 
-def _count_leftovers(ready: Ready, tools: Tools) -> int:
+def export_again(record: Record, tools: Tools, *, keep: bool) -> Outcome:
+    """Export the model of a run that failed in it; its nodes are destroyed once that is done.
+
+    Raises an error, and leaves everything as it is, when there is nothing to export.
+    """
+    run, display, phases = record.run, tools.display, Phases(tools.display)
+    with phases.phase("services"):
+        services = open_services(record.cloud, tools.environ, display.say)
+    display.redact = display.redact.knowing(services.s3.secrets)
+    pace = Pace(patience=SILENCE_S, idle=float(record.spec["limits"]["idle"]))
+    error: BaseException | None = None
+    status, leftovers = Status(), 0
+    try:
+        status = export.resume(record, services, phases, pace)
+        tools.ledger.set_outcome(run, "succeeded")
+    except NotExported as caught:
+        error = caught
+        tools.ledger.set_outcome(run, "failed", display.redact(str(caught)))
+    if error is None and not keep:
+        destroyer = Destroyer(services.im, tools.ledger, services.traces)
+        with phases.phase("destroy") as report, _patiently(display, run):
+            leftovers = len(destroyer.destroy(record, lambda text: report(text, None)))
+    else:
+        leftovers = _count_leftovers(services, record)
+    seconds = {name: phases.seconds.get(name, 0.0) for name in PHASES}
+    if error is None:
+        document = success_document(run, record.uri, status, seconds, leftovers)
+    else:
+        document = failure_document(run, error, seconds, leftovers, display.redact)
+    tools.ledger.set_summary(run, document)
+    return Outcome(document, error)
+
+
+def _count_leftovers(services: Services, record: Record) -> int:
     """Return how many things of the run are there now."""
-    infrastructure = tools.ledger.get(ready.run.id).infrastructure
+    infrastructure = record.infrastructure
     if not infrastructure:
         return 0
-    if ready.services.traces:
-        return len(ready.services.traces.leftovers(infrastructure))
-    return int(infrastructure in ready.services.im.infrastructures())
+    if services.traces:
+        return len(services.traces.leftovers(infrastructure))
+    return int(infrastructure in services.im.infrastructures())
 
 
 def _conclude(ready: Ready, tools: Tools, phases: Phases, ending: Ending) -> Outcome:

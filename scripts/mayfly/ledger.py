@@ -31,7 +31,16 @@ CREATE TABLE IF NOT EXISTS journal (
   target TEXT NOT NULL, intended TEXT NOT NULL, outcome TEXT, detail TEXT, ended TEXT
 );
 """
-STATES = ("preparing", "creating", "configuring", "training", "kept", "destroying", "destroyed")
+STATES = (
+    "preparing",
+    "creating",
+    "configuring",
+    "training",
+    "exporting",
+    "kept",
+    "destroying",
+    "destroyed",
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,8 @@ class Entry:
     target: str
     outcome: str | None
     detail: str | None
+    intended: str = ""
+    ended: str | None = None
 
 
 class Step:
@@ -147,7 +158,7 @@ class Ledger:
     def journal(self, run: str) -> list[Entry]:
         """Return what was done for a run, oldest first."""
         rows = self._db.execute("SELECT * FROM journal WHERE run = ? ORDER BY id", (run,))
-        return [Entry(r["run"], r["action"], r["target"], r["outcome"], r["detail"]) for r in rows]
+        return [Entry(**{key: row[key] for key in Entry.__dataclass_fields__}) for row in rows]
 
     def runs(self) -> list[Record]:
         """Return all runs, newest first."""

@@ -70,13 +70,22 @@ def login(
         yield [*line, *extra, target, *remote]
 
 
-def run(nodes: Sequence[Node], node: Node, command: Sequence[str], timeout: float = 60) -> str:
-    """Run a command on a node and return its output; raises RemoteError when it fails."""
+def run(
+    nodes: Sequence[Node],
+    node: Node,
+    command: Sequence[str],
+    timeout: float = 60,
+    text: str = "",
+) -> str:
+    """Run a command on a node and return its output; raises RemoteError when it fails.
+
+    `text` is its standard input, the way for what no command line may show.
+    """
     with login(nodes, node, ("-T",), command) as line:
         try:
             done = subprocess.run(
                 line,
-                stdin=subprocess.DEVNULL,
+                input=text,
                 capture_output=True,
                 text=True,
                 errors="replace",

@@ -125,6 +125,10 @@ class Broken(RunFailed):
         return [str(line) for line in self.details.get("log_tail") or ()]
 
 
+class NotExported(Broken):
+    """A trained model that is not in the bucket: its nodes are kept, for it is only there."""
+
+
 def wait_for_nodes(
     im: Manager, infrastructure: str, count: int, pace: Pace, report: Report
 ) -> None:

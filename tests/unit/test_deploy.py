@@ -89,7 +89,7 @@ def stage(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "Pace", quick)
     monkeypatch.setattr(module, "prepare", lambda *_: ready)
     whole = Manifest("model", (Entry("model/saved_model.pb", 5, "0" * 64),), "now")
-    monkeypatch.setattr(module, "verify_model", lambda client, uri: whole)
+    monkeypatch.setattr(module.export, "verify_model", lambda client, uri: whole)
     return Stage(im, store, traces, tools, display, ready)
 
 
@@ -148,14 +148,24 @@ def test_a_failed_training_is_told_and_everything_destroyed(stage):
     assert stage.tools.ledger.get(RUN).outcome == "failed"
 
 
-def test_a_model_that_is_not_whole_is_a_failed_run(stage, monkeypatch):
+def test_a_model_that_is_not_whole_is_a_failed_run_that_keeps_its_nodes(stage, monkeypatch):
     def broken(client, uri):
         raise RemoteError("the model is not whole")
 
-    monkeypatch.setattr(module, "verify_model", broken)
+    monkeypatch.setattr(module.export, "verify_model", broken)
     outcome = run(stage)
     assert outcome.document["ok"] is False
-    assert stage.im.radls == {}
+    assert f"mayfly export {RUN}" in outcome.document["error"]["message"]
+    assert list(stage.im.radls) == ["infra-0"]
+    record = stage.tools.ledger.get(RUN)
+    assert (record.state, record.outcome) == ("kept", "failed")
+
+
+def test_an_export_that_failed_between_two_looks_keeps_the_nodes(stage):
+    error = {"message": "export failed: S3 access denied"}
+    stage.store.statuses = [{"state": "failed", "updated": "t", "error": error}]
+    assert "S3 access denied" in run(stage).document["error"]["message"]
+    assert stage.tools.ledger.get(RUN).state == "kept"
 
 
 def test_ctrl_c_destroys_what_was_made(stage):

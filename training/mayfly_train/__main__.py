@@ -23,6 +23,10 @@ COMMANDS = {
     ),
     "supervise": ("mayfly_train.supervise", "run one training task and watch it"),
     "coordinate": ("mayfly_train.coordinate", "gather the tasks' status and export at the end"),
+    "resume-export": (
+        "mayfly_train.resume_export",
+        "take up the export of a run that failed in it",
+    ),
     "failed": ("mayfly_train.failed", "leave the marker of a task that failed for good"),
 }
 
