@@ -16,6 +16,7 @@ class FakeHdfs:
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
         self.files = dict(files or {})
         self.failing_writes: Callable[[str, bool], int | None] = lambda path, web: None
+        self.free = 1 << 40
         self.writes: list[tuple[str, bool]] = []
 
     def status(self, path: str) -> FileInfo | None:
@@ -32,6 +33,9 @@ class FakeHdfs:
 
     def make_directory(self, path: str) -> None:
         assert posixpath.isabs(path)
+
+    def most_free_bytes(self) -> int:
+        return self.free
 
     def delete(self, path: str, recursive: bool = False) -> bool:
         return self.files.pop(path, None) is not None

@@ -239,3 +239,10 @@ def test_a_full_hdfs_is_told_at_once_and_leaves_no_part(job, no_pause):
     with pytest.raises(HdfsFull):
         run(job)
     assert job.store.files == {} and no_pause == []
+
+
+def test_datanodes_without_room_are_told(job, no_pause):
+    job.store.failing_writes = lambda path, web: 0
+    job.store.free = 3 << 20
+    with pytest.raises(HdfsFull, match=r"no DataNode has room for .* \(3 MiB free\)"):
+        run(job)

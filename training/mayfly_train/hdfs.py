@@ -6,6 +6,7 @@ streams start native, and callers ask for WebHDFS when a native one has failed.
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -23,6 +24,7 @@ from hdfs.util import HdfsError
 from mayfly_train.errors import BadInput, NodeError
 
 CHUNK_BYTES = 4 << 20
+BLOCK_BYTES = 128 << 20  # dfs.blocksize, of which each file that is open reserves one
 PART_SUFFIX = ".part"
 _QUOTA = re.compile(r"QuotaExceeded|quota of .* is exceeded", re.IGNORECASE)
 
@@ -53,6 +55,7 @@ class Hdfs:
         os.environ["HADOOP_USER_NAME"] = user
         self.rpc_url = rpc_url.rstrip("/")
         self.http_url = http_url.rstrip("/")
+        self._timeout_s = timeout_s
         self.web = InsecureClient(self.http_url, user=user, timeout=timeout_s)
         self.native = hdfs_native.Client(self.rpc_url)
 
@@ -89,6 +92,15 @@ class Hdfs:
         """Delete a file or directory; False when there was none."""
         with clear_errors(self.http_url, path):
             return bool(self.web.delete(path, recursive=recursive))
+
+    def most_free_bytes(self) -> int:
+        """The room on the live DataNode that has most of it, as the NameNode knows it."""
+        query = f"{self.http_url}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
+        with clear_errors(self.http_url, "/jmx"):
+            answer = requests.get(query, timeout=self._timeout_s)
+            answer.raise_for_status()
+            nodes = json.loads(answer.json()["beans"][0]["LiveNodes"])
+        return max((int(node["remaining"]) for node in nodes.values()), default=0)
 
     def rename(self, source: str, target: str) -> None:
         """Move a file in one step; a file that stands at the target is replaced."""

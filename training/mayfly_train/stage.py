@@ -42,6 +42,7 @@ class Store(Protocol):
 
     def status(self, path: str) -> hdfs.FileInfo | None: ...
     def walk(self, path: str) -> list[hdfs.FileInfo]: ...
+    def most_free_bytes(self) -> int: ...
     def make_directory(self, path: str) -> None: ...
     def delete(self, path: str, recursive: bool = False) -> bool: ...
     def rename(self, source: str, target: str) -> None: ...
@@ -110,7 +111,7 @@ def stage(job: Job, share: Share, progress: StagingProgress, parallel: int = 4) 
     marker = job.path(_STATE_DIRECTORY, f"{dataset.digest()[:16]}-{share.index}-of-{share.count}")
     complete = job.store.status(marker) is not None
     progress.set_total(len(files), sum(entry.size for entry in files))
-    copied = _Copier(job, progress, trust_size=complete).bring_all(files, parallel)
+    copied = _Copier(job, progress, complete, parallel).bring_all(files)
     if copied or not complete:
         if share.index == 0:
             text = dataset.to_json().encode()
@@ -133,13 +134,14 @@ class _Stopped(Exception):
 class _Copier:
     """Brings files of one dataset into HDFS."""
 
-    def __init__(self, job: Job, progress: StagingProgress, trust_size: bool):
+    def __init__(self, job: Job, progress: StagingProgress, trust_size: bool, parallel: int):
         self._job, self._progress, self._trust_size = job, progress, trust_size
+        self._parallel = parallel
         self._stopped = threading.Event()
 
-    def bring_all(self, entries: list[Entry], parallel: int) -> list[Entry]:
+    def bring_all(self, entries: list[Entry]) -> list[Entry]:
         """Copy what is missing; returns what was copied. The first error stops the others."""
-        with ThreadPoolExecutor(parallel) as pool:
+        with ThreadPoolExecutor(self._parallel) as pool:
             tasks = {pool.submit(self._bring, entry): entry for entry in entries}
             try:
                 done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
@@ -159,8 +161,10 @@ class _Copier:
             try:
                 # A native write fails when a DataNode has just died; WebHDFS then still works.
                 with_backoff(lambda attempt: self._copy(entry, web=attempt > 0))
-            except BaseException:
+            except BaseException as error:
                 self._delete_part(entry)
+                if isinstance(error, hdfs.HdfsFailure):
+                    self._require_room(entry)
                 raise
         else:
             self._progress.add(entry.size)
@@ -191,6 +195,18 @@ class _Copier:
             self._job.store.delete(self._part(entry))
         except NodeError as error:
             log.warning("a part of %s is left in HDFS: %s", entry.path, error)
+
+    def _require_room(self, entry: Entry) -> None:
+        """Raise HdfsFull when no DataNode takes a further block; HDFS itself names no cause."""
+        try:
+            free = self._job.store.most_free_bytes()
+        except NodeError:
+            return
+        if free < self._parallel * hdfs.BLOCK_BYTES:
+            raise hdfs.HdfsFull(
+                f"HDFS is full: no DataNode has room for {entry.path} ({free >> 20} MiB free) — "
+                "use larger disks or more workers, or delete files"
+            )
 
     def _copy(self, entry: Entry, web: bool) -> None:
         final, part = self._job.path(entry.path), self._part(entry)
