@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,11 +18,11 @@ import requests
 from imclient import IMClient
 from radl.radl_parse import parse_radl
 
-from mayfly.errors import RemoteError
+from mayfly.errors import MayflyError, RemoteError
 from mayfly.redact import Secret
 
 MESSAGE_LENGTH = 400
-RESTART_S = 30.0
+RESTART_S = 90.0
 # What IM says of an infrastructure; those not named here mean "wait" (pending, running, unknown).
 READY = "configured"
 BROKEN = ("failed", "unconfigured", "stopped", "off", "deleting")
@@ -53,6 +54,9 @@ class Node:
 class Manager(Protocol):
     """What deploy and destroy need of IM."""
 
+    restarts: int
+    """How often the service was lost and came back: what it was doing then, it does no more."""
+
     def create(self, radl: str) -> str: ...
     def state(self, infrastructure: str) -> State: ...
     def messages(self, infrastructure: str) -> str: ...
@@ -60,14 +64,27 @@ class Manager(Protocol):
     def infrastructures(self) -> list[str]: ...
     def find(self, text: str) -> list[str]: ...
     def destroy(self, infrastructure: str) -> None: ...
+    def reconfigure(self, infrastructure: str) -> None: ...
 
 
 class IM:
     """A Manager over IM's REST interface."""
 
-    def __init__(self, url: str, auth_file: Path, *, verify: bool = True) -> None:
-        """Read the auth file; raises RemoteError when it cannot be read."""
+    def __init__(
+        self,
+        url: str,
+        auth_file: Path,
+        *,
+        verify: bool = True,
+        revive: Callable[[], object] | None = None,
+    ) -> None:
+        """Read the auth file; raises RemoteError when it cannot be read.
+
+        `revive` starts the service again; it is called when the service does not answer.
+        """
         self._url = url
+        self._revive = revive
+        self.restarts = 0
         try:
             auth = IMClient.read_auth_data(str(auth_file))
         except OSError as error:
@@ -115,31 +132,48 @@ class IM:
         """Ask IM to destroy an infrastructure; it does so in the background."""
         self._call("destroy", lambda: self._client.destroy(infrastructure, asyncr=True))
 
+    def reconfigure(self, infrastructure: str) -> None:
+        """Start contextualization anew; a restarted IM does not go on with it by itself."""
+        self._call("reconfigure", lambda: self._client.reconfigure(infrastructure, ""))
+
     def _property(self, infrastructure: str, name: str) -> Any:
         get = self._client.get_infra_property
         return self._call(f"read {name}", lambda: get(infrastructure, name))
 
     def _call(self, what: str, call: Callable[[], tuple[bool, Any]], again: bool = True) -> Any:
         """Call IM; one that is being restarted gets some time, where asking twice does no harm."""
-        deadline = time.monotonic() + RESTART_S
+        deadline, lost = time.monotonic() + RESTART_S, False
         while True:
             try:
                 success, value = call()
             except requests.RequestException as error:
-                if not again or time.monotonic() > deadline:
+                if time.monotonic() > deadline or not (again or _never_sent(error)):
                     raise RemoteError(
                         f"IM does not answer at {self._url}: {type(error).__name__}",
                         "is the service running?",
                     ) from error
+                lost = True
+                self._try_to_revive()
                 time.sleep(1)
             else:
+                self.restarts += lost
                 return self._checked(what, success, value)
+
+    def _try_to_revive(self) -> None:
+        if self._revive:
+            with suppress(MayflyError):  # whoever asks IM tells that it does not answer
+                self._revive()
 
     @staticmethod
     def _checked(what: str, success: bool, value: Any) -> Any:
         if not success:
             raise RemoteError(f"IM could not {what}: {one_line(str(value))}")
         return value
+
+
+def _never_sent(error: requests.RequestException) -> bool:
+    """Whether nothing has reached the service, so that asking again cannot do a thing twice."""
+    return isinstance(error, requests.ConnectionError) and "refused" in str(error)
 
 
 def one_line(answer: str) -> str:

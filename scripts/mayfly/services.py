@@ -41,10 +41,7 @@ class Services:
         """
         if self.platform is not None:
             # The other parts were reported when they were started.
-            told = "node image"
-            platform = local.up(
-                lambda text: report(text) if told in text or not text.endswith("reused") else None
-            )
+            platform = local.up(_only_news(report, "node image"))
             return f"docker://{platform.image}"
         if profile.image is None:
             raise UserError(f"cloud {profile.name!r} names no image", "set it in radl/clouds/")
@@ -77,8 +74,17 @@ def _local(environ: MutableMapping[str, str], report: Callable[[str], None]) -> 
     platform = local.up(report, need_image=False)
     _reach_directly(environ, platform.im_url, platform.s3_endpoint)
     s3 = find_s3_settings(environ, platform)
-    im = IM(platform.im_url, Path(platform.im_auth_file))
+    im = IM(
+        platform.im_url,
+        Path(platform.im_auth_file),
+        revive=lambda: local.up(_only_news(report), need_image=False),
+    )
     return Services(im, s3, s3.client(), local, platform)
+
+
+def _only_news(report: Callable[[str], None], told: str = "\n") -> Callable[[str], None]:
+    """Report what was made, and of what was there already only what holds the text `told`."""
+    return lambda text: report(text) if told in text or not text.endswith("reused") else None
 
 
 def _remote_im(environ: Mapping[str, str]) -> IM:

@@ -25,6 +25,8 @@ IGNORED = "...ignoring"
 # IM goes on with the next stage after one has failed for good: (last try/tries).
 GIVEN_UP = re.compile(r"^ERROR executing task (\S+): \((\d+)/\2\)", re.MULTILINE)
 CAUSE_LENGTH = 300
+# What an IM that was restarted does not go on with by itself is given up after this long.
+LOST_S = 60.0
 UNKNOWN_POLLS = 15  # IM says "unknown" for a moment whenever a cloud does not answer
 
 
@@ -133,11 +135,18 @@ def wait_for_nodes(
     im: Manager, infrastructure: str, count: int, pace: Pace, report: Report
 ) -> None:
     """Return when all nodes run; raises Broken when one cannot be made."""
+    silence = Silence(pace.clock, LOST_S)
     for state in _states(im, infrastructure, pace):
         up = sum(s in ("running", READY) for s in state.nodes.values())
         report(f"{up} of {count} nodes are up", up / count)
         if up >= count:
             return
+        # The number is in it so that the time counts from IM's return.
+        if silence.too_long((state, im.restarts)) and im.restarts:
+            raise Broken(
+                f"IM was restarted while it made the nodes: {up} of {count} are up",
+                "start the run again",
+            )
 
 
 def wait_until_configured(
@@ -147,10 +156,14 @@ def wait_until_configured(
 
     Raises Broken with the last lines of IM's messages when it has not.
     """
-    silence = Silence(pace.clock, pace.patience)
+    silence, restarts = Silence(pace.clock, pace.patience), 0
     for state in _states(im, infrastructure, pace):
         if state.infrastructure == READY:
             return
+        if im.restarts > restarts:
+            restarts = im.restarts
+            report("IM was restarted: configuring again", None)
+            im.reconfigure(infrastructure)
         messages = im.messages(infrastructure)
         report(current_task(messages), None)
         on_poll()

@@ -32,6 +32,8 @@ class FakeIM:
     asked: list[str] = field(default_factory=list)
     polls_until_gone: int = 0
     going: dict[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    reconfigured: list[str] = field(default_factory=list)
 
     def create(self, radl: str) -> str:
         identity = f"infra-{len(self.radls)}"
@@ -62,6 +64,9 @@ class FakeIM:
 
     def find(self, text: str) -> list[str]:
         return [identity for identity, radl in self.radls.items() if text in radl]
+
+    def reconfigure(self, infrastructure: str) -> None:
+        self.reconfigured.append(infrastructure)
 
     def destroy(self, infrastructure: str) -> None:
         self.asked.append(infrastructure)

@@ -100,3 +100,28 @@ def test_a_node_is_read_from_its_radl(im):
 
 def test_long_answers_are_cut():
     assert len(one_line("word " * 1000)) == 400
+
+
+def test_a_service_that_is_gone_is_started_again(im, monkeypatch):
+    monkeypatch.setattr("mayfly.im.time.sleep", lambda seconds: None)
+    lost = requests.ConnectionError("Connection refused")
+    service = im(state=lost, create=lost)
+
+    def revive():
+        service._client.answers = {"state": (True, {"state": "running", "vm_states": {}})}
+        service._client.answers["create"] = (True, "infra-1")
+
+    service._revive = revive
+    assert service.state("i").infrastructure == "running"
+    assert service.restarts == 1
+    assert service.state("i").infrastructure == "running"
+    assert service.restarts == 1
+    service._client.answers["create"] = lost
+    assert service.create("radl") == "infra-1"
+
+
+def test_a_create_that_may_have_been_heard_is_not_repeated(im):
+    service = im(create=requests.ConnectionError("Connection reset by peer"))
+    service._revive = lambda: pytest.fail("asked again")
+    with pytest.raises(RemoteError, match="does not answer"):
+        service.create("radl")

@@ -180,3 +180,18 @@ def test_the_current_task_is_the_last_one():
 
 def test_without_a_fatal_line_the_last_lines_explain():
     assert tail("\n".join(str(n) for n in range(100)), lines=3) == ["97", "98", "99"]
+
+
+def test_an_im_that_was_restarted_while_it_made_nodes_is_not_waited_for():
+    im = FakeIM(states={"i": [State("running", {"0": "running"})]}, restarts=1)
+    quick = pace(1800)
+    with pytest.raises(Broken, match="restarted while it made the nodes: 1 of 3"):
+        wait_for_nodes(im, "i", 3, quick, lambda text, fraction: None)
+    assert quick.clock() < 120
+
+
+def test_an_im_that_was_restarted_is_asked_once_to_configure_again():
+    working = State("running", {"0": "running"})
+    im = FakeIM(states={"i": [working, working, State("configured", {})]}, restarts=1)
+    wait_until_configured(im, "i", pace(), lambda text, fraction: None, lambda: None)
+    assert im.reconfigured == ["i"]
