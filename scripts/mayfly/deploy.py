@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,10 +112,15 @@ def deploy(job: Job, tools: Tools) -> Outcome:
         _note_failure(ready, tools, caught)
     try:
         keep = job.keep or isinstance(error, NotExported)
-        leftovers = _kept(ready, tools) if keep else _destroy(ready, tools, phases)
+        hurried = isinstance(error, KeyboardInterrupt)
+        leftovers = _kept(ready, tools) if keep else _destroy(ready, tools, phases, hurried)
     except (MayflyError, KeyboardInterrupt) as caught:
         error = error or caught
-        leftovers = _count_leftovers(ready.services, tools.ledger.get(ready.run.id))
+        leftovers = (
+            _say_what_is_left(ready, tools)
+            if isinstance(caught, KeyboardInterrupt)
+            else _count_leftovers(ready.services, tools.ledger.get(ready.run.id))
+        )
     return _conclude(ready, tools, phases, Ending(status, error, leftovers))
 
 
@@ -284,7 +289,10 @@ def _note_failure(ready: Ready, tools: Tools, error: BaseException) -> None:
         for line in error.log_tail:
             tools.display.say(f"  | {line}")
     if interrupted:
-        tools.display.say("interrupted: destroying what was made")
+        tools.display.say(
+            "interrupted: destroying what was made;"
+            f" Ctrl-C again leaves that to `mayfly destroy {ready.run.id}`"
+        )
 
 
 def _kept(ready: Ready, tools: Tools) -> int:
@@ -296,9 +304,21 @@ def _kept(ready: Ready, tools: Tools) -> int:
     return _count_leftovers(ready.services, tools.ledger.get(ready.run.id))
 
 
-def _destroy(ready: Ready, tools: Tools, phases: Phases) -> int:
+def _say_what_is_left(ready: Ready, tools: Tools) -> int:
+    """Name what an interrupted destroy left, and return how many things there are."""
+    record = tools.ledger.get(ready.run.id)
+    traces, infrastructure = ready.services.traces, record.infrastructure or ""
+    left = traces.leftovers(infrastructure) if traces and infrastructure else []
+    named = ", ".join(left) or f"infrastructure {infrastructure or 'unknown'}"
+    tools.display.say(f"left: {named}; remove it with `mayfly destroy {record.run}`")
+    return len(left) or _count_leftovers(ready.services, record)
+
+
+def _destroy(ready: Ready, tools: Tools, phases: Phases, hurried: bool) -> int:
+    """Destroy the nodes; who has pressed Ctrl-C before leaves with the next one."""
     destroyer = Destroyer(ready.services.im, tools.ledger, ready.services.traces)
-    with phases.phase("destroy") as report, _patiently(tools.display, ready.run.id):
+    patience = nullcontext() if hurried else _patiently(tools.display, ready.run.id)
+    with phases.phase("destroy") as report, patience:
         record = tools.ledger.get(ready.run.id)
         return len(destroyer.destroy(record, lambda text: report(text, None)))
 

@@ -180,6 +180,20 @@ def test_ctrl_c_destroys_what_was_made(stage):
     assert stage.tools.ledger.get(RUN).outcome == "interrupted"
 
 
+def test_a_second_ctrl_c_leaves_and_says_what_is_left(stage):
+    def interrupted(infrastructure):
+        raise KeyboardInterrupt
+
+    stage.im.state = interrupted
+    stage.im.destroy = interrupted
+    stage.traces.left, stage.traces.stuck = ["container 1", "network 2"], True
+    outcome = run(stage)
+    assert isinstance(outcome.error, KeyboardInterrupt)
+    assert outcome.document["leftovers"] == 2
+    said = next(line for line in stage.display.lines if line.startswith("left: "))
+    assert said == f"left: container 1, network 2; remove it with `mayfly destroy {RUN}`"
+
+
 def test_a_bug_of_ours_destroys_too(stage):
     stage.store.reports = [{"seconds": "not a number"}]
     outcome = run(stage)
