@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,25 @@ def test_nodes_get_no_passwords_and_no_paths_of_this_machine() -> None:
 def test_certificates_are_split_and_counted_once() -> None:
     one, two = (f"-----BEGIN CERTIFICATE-----\n{x}\n-----END CERTIFICATE-----" for x in "AB")
     assert certificates([f"# first\n{one}\n{two}\n", one]) == [one, two]
+
+
+def test_what_a_killed_build_left_is_removed_and_a_living_ones_stays(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for name in (f"build-x.{dead.pid}", f"build-y.{os.getpid()}"):
+        (tmp_path / name / "proc").mkdir(parents=True)
+    (tmp_path / f".base.tar.{dead.pid}").write_text("half")
+    (tmp_path / "base.tar").write_text("whole")
+    image.remove_unfinished(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["base.tar", f"build-y.{os.getpid()}"]
+
+
+def test_what_cannot_be_unmounted_is_left_alone(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    path = tmp_path / f"build-x.{dead.pid}"
+    (path / "proc").mkdir(parents=True)
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"proc {path}/proc proc rw 0 0\n")
+    image.remove_unfinished(tmp_path, mounts)
+    assert path.exists()

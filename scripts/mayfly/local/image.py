@@ -318,6 +318,7 @@ class Builder:
             if path.exists():
                 os.utime(path)
         for part in ("images", "hadoop", "wheels", "work"):
+            remove_unfinished(self.paths.cached(part))
             for path in self.paths.cached(part).iterdir():
                 if path.stat().st_mtime < time.time() - KEEP_SECONDS:
                     _remove(path)
@@ -325,7 +326,9 @@ class Builder:
     @contextlib.contextmanager
     def _workspace(self) -> Iterator[Path]:
         """A directory in the cache (so that links work), gone afterwards."""
-        path = Path(tempfile.mkdtemp(prefix="build-", dir=self.paths.cached("work")))
+        work = self.paths.cached("work")
+        remove_unfinished(work)
+        path = Path(tempfile.mkdtemp(prefix="build-", suffix=f".{os.getpid()}", dir=work))
         path.chmod(0o755)
         try:
             yield path
@@ -350,6 +353,24 @@ def _written(final: Path) -> Iterator[Path]:
     except BaseException:
         _remove(partial)
         raise
+
+
+def remove_unfinished(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> None:
+    """Remove what builds that were killed have left: their names end in their process' number.
+
+    What cannot be unmounted is still used by a child of such a build, and left for the next time.
+    """
+    for path in [*directory.glob("build-*.*"), *directory.glob(".*.*")]:
+        number = path.name.rpartition(".")[2]
+        if not number.isdigit() or Path("/proc", number).exists():
+            continue
+        below = [line.split()[1] for line in mounts.read_text().splitlines()]
+        own = [place for place in below if place.startswith(f"{path}/")]
+        commands = [["umount", place] for place in reversed(own)]
+        if all(
+            subprocess.run(c, capture_output=True, check=False).returncode == 0 for c in commands
+        ):
+            _remove(path)
 
 
 def _remove(path: Path) -> None:
