@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -25,9 +26,20 @@ from mayfly_train.lifecycle import (
     parse_heartbeat,
     parse_state,
 )
+from mayfly_train.markers import TimedBoard
 from mayfly_train.progress import Progress
 
-LIMITS = Limits(start=100, stall=50, evaluator=30, board=10, logs=0.1, final_status=0.1, poll=0.01)
+LIMITS = Limits(
+    start=100,
+    lost=30,
+    stall=50,
+    first_step=80,
+    evaluator=30,
+    board=10,
+    logs=0.1,
+    final_status=0.1,
+    poll=0.01,
+)
 NEW = RunState(STARTING, started=0.0, stepped=0.0)
 
 
@@ -82,11 +94,95 @@ def test_a_run_that_does_not_start_fails():
 
 
 def test_a_run_that_makes_no_step_fails():
-    state = step(NEW, seen(beat("chief-0", step=7)), 10)
-    assert step(state, seen(beat("chief-0", step=7)), 60).phase == TRAINING
-    stalled = step(state, seen(beat("chief-0", step=7)), 61)
-    assert "no new global step for 50 s, at step 7" in stalled.error["message"]
-    assert step(state, seen(beat("chief-0", step=8)), 61).phase == TRAINING
+    state = follow(0, 50)
+    assert follow(60, 100, state, chief_0=50, worker_0=50).phase == TRAINING
+    stalled = follow(60, 110, state, chief_0=50, worker_0=50)
+    assert "no new global step for 50 s, at step 50" in stalled.error["message"]
+    assert follow(60, 110, state).phase == TRAINING
+
+
+def test_a_program_that_logs_seldom_is_given_time():
+    state = step(NEW, alive(10, chief_0=1, worker_0=None), 10)
+    state = step(state, alive(50, chief_0=1, worker_0=None), 50)
+    state = step(state, alive(51, chief_0=2, worker_0=None), 51)
+    state = step(state, alive(100, chief_0=2, worker_0=None), 100)
+    state = step(state, alive(149, chief_0=2, worker_0=None), 149)
+    assert step(state, alive(174, chief_0=2, worker_0=None), 174).phase == TRAINING
+    late = step(state, alive(175, chief_0=2, worker_0=None), 175)
+    assert "no new global step for 123 s" in late.error["message"]
+
+
+def alive(now: float, **tasks) -> Seen:
+    """All tasks have just been heard of, but those that are None; values are their steps."""
+    steps = {"ps_0": 0, "chief_0": int(now), "worker_0": int(now), **tasks}
+    beats = [
+        replace(beat(name.replace("_", "-"), step=value), updated=str(now))
+        for name, value in steps.items()
+        if value is not None
+    ]
+    return seen(*beats, at=now)
+
+
+def follow(first: float, last: float, state: RunState = NEW, run=None, **tasks) -> RunState:
+    """Look every ten seconds; a task that is None says nothing new."""
+    heard = alive(first)
+    for now in range(int(first), int(last) + 1, 10):
+        heard = replace(heard, heartbeats={**heard.heartbeats, **alive(now, **tasks).heartbeats})
+        heard = replace(heard, at=float(now))
+        state = advance(state, heard, run or cluster(), now, LIMITS)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("task", "mode", "phase"),
+    [
+        ("ps-0", "async", FAILED),
+        ("chief-0", "async", FAILED),
+        ("worker-0", "async", TRAINING),
+        ("worker-0", "sync", FAILED),
+    ],
+)
+def test_a_lost_task_fails_the_run_that_needs_it(task, mode, phase):
+    silent = {task.replace("-", "_"): None}
+    run = cluster(mode=mode)
+    assert follow(0, 20, run=run, **silent).lost == ()
+    state = follow(0, 40, run=run, **silent)
+    assert (state.lost, state.phase) == ((task,), TRAINING)
+    state = follow(0, 60, run=run, **silent)
+    assert state.phase == phase
+    if phase == FAILED:
+        assert state.error["task"] == task
+        assert f"{task} on node {state.error['node']} has given no" in state.error["message"]
+
+
+def test_a_lost_worker_that_is_back_is_not_lost():
+    state = follow(0, 40, worker_0=None)
+    assert follow(50, 50, state).lost == ()
+
+
+def test_nobody_is_lost_while_the_board_does_not_answer():
+    state = follow(0, 20)
+    old = alive(20)
+    assert advance(state, old, cluster(), 200, replace(LIMITS, stall=900)).lost == ()
+
+
+def test_a_hung_trainer_is_asked_once_per_attempt_to_restart():
+    state = follow(0, 50)
+    assert follow(60, 90, state, worker_0=50).restarts == {}
+    state = follow(60, 120, state, worker_0=50)
+    assert (state.restarts, state.phase) == ({"worker-0": 1}, TRAINING)
+    assert follow(130, 200, state).restarts == {"worker-0": 1}
+
+
+def test_a_worker_that_missed_the_ready_moment_is_asked_to_restart():
+    never = {"worker_0": 0}
+    assert follow(0, 70, **never).restarts == {}
+    assert follow(0, 140, **never).restarts == {"worker-0": 1}
+
+
+def test_a_pause_of_all_is_no_trainers_fault():
+    state = follow(0, 50)
+    assert follow(60, 99, state, worker_0=50, chief_0=50).restarts == {}
 
 
 def test_a_run_over_max_duration_fails():
@@ -285,4 +381,28 @@ def test_a_run_whose_hdfs_is_gone_fails(tmp_path, bucket):
     subject = Coordinator(cluster(), DeadBoard(tmp_path), bucket, no_export, LIMITS)
     subject.answered -= 11
     subject.step()
-    assert status(bucket)["error"]["message"] == "HDFS does not answer any more"
+    message = status(bucket)["error"]["message"]
+    assert message == "HDFS has not answered for 10 s — its NameNode is on node n1"
+
+
+def test_a_hung_trainer_finds_a_marker(board, bucket):
+    write_heartbeat(board, "chief-0", step=3)
+    subject = Coordinator(cluster(), board, bucket, no_export, LIMITS)
+    subject.state = replace(subject.state, restarts={"worker-0": 2})
+    subject.step()
+    assert "RESTART-worker-0-2" in board.names()
+
+
+class StuckBoard(FakeBoard):
+    """An HDFS whose client waits for ever."""
+
+    def names(self):
+        time.sleep(60)
+
+
+def test_a_call_that_never_ends_is_an_error(tmp_path):
+    with pytest.raises(NodeError, match="has not answered for 0 s"):
+        TimedBoard(StuckBoard(tmp_path), 0.05).names()
+    with pytest.raises(NodeError, match="no answer"):
+        TimedBoard(DeadBoard(tmp_path)).names()
+    assert TimedBoard(FakeBoard(tmp_path)).names() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -12,14 +13,17 @@ import pytest
 from tests.unit.train_fakes import FakeBoard, cluster, cluster_running
 
 from mayfly_train import markers
+from mayfly_train.probe import Pulse
 from mayfly_train.supervise import (
     BAD_COMMAND,
     CHILD_FAILED,
+    GIVE_UP,
     OK,
     TOO_LONG,
     Settings,
     Supervisor,
     child_environment,
+    gives_up,
 )
 from mayfly_train.topology import parse_task
 
@@ -34,7 +38,7 @@ def board(tmp_path: Path) -> FakeBoard:
 def supervisor(tmp_path, board, task, program, grace=0.3, **changes):
     script = tmp_path / "program.py"
     script.write_text(program)
-    settings = Settings(
+    made = Settings(
         grace=dict.fromkeys(("ps", "worker", "evaluator"), grace),
         kill_after=1.0,
         heartbeat=0.1,
@@ -42,8 +46,9 @@ def supervisor(tmp_path, board, task, program, grace=0.3, **changes):
         board_wait=1.0,
         state_dir=tmp_path / "state",
         log_dir=tmp_path / "log",
+        ended_file=tmp_path / "ended",
     )
-    return Supervisor(cluster_running(script, **changes), parse_task(task), board, settings)
+    return Supervisor(cluster_running(script, **changes), parse_task(task), board, made)
 
 
 def heartbeat(board: FakeBoard, task: str) -> dict:
@@ -211,6 +216,78 @@ def test_max_duration_counts_from_the_first_start(tmp_path, board):
     state = json.loads(first.state_file.read_text())
     first.state_file.write_text(json.dumps({**state, "first_start": time.time() - 7200}))
     assert supervisor(tmp_path, board, "chief-0", SLEEP).run() == TOO_LONG
+
+
+def test_a_program_that_ends_by_itself_is_given_up_sooner_than_one_that_is_killed(tmp_path, board):
+    broken = [supervisor(tmp_path, board, "worker-0", "raise SystemExit(5)") for _ in range(3)]
+    assert [each.run() for each in broken] == [CHILD_FAILED, CHILD_FAILED, GIVE_UP]
+    kill = "import os\nos.kill(os.getpid(), 9)"
+    killed = [supervisor(tmp_path, board, "ps-0", kill) for _ in range(6)]
+    assert [each.run() for each in killed] == [CHILD_FAILED] * 5 + [GIVE_UP]
+
+
+def test_old_failures_do_not_count():
+    own = [(0.0, True), (1.0, True), (2.0, True)]
+    assert gives_up(own, 3.0)
+    assert not gives_up(own, 601.0)
+
+
+def test_a_program_whose_server_falls_silent_is_killed(tmp_path, board, monkeypatch):
+    monkeypatch.setattr(Pulse, "silent_for", lambda self: 46.0)
+    subject = supervisor(tmp_path, board, "worker-0", SLEEP)
+    assert subject.run() == CHILD_FAILED
+    assert heartbeat(board, "worker-0")["exit_code"] == -9
+
+
+def test_a_trainer_restarts_when_it_is_asked_to_and_only_once(tmp_path, board):
+    board.write("RESTART-worker-0-1", b"{}")
+    assert supervisor(tmp_path, board, "worker-0", SLEEP).run() == CHILD_FAILED
+    assert supervisor(tmp_path, board, "worker-0", "pass").run() == OK
+
+
+class FullPath(type(Path())):
+    """A file on a disk that is full."""
+
+    def open(self, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def read_text(self, *_, **__):
+        raise FileNotFoundError(self)
+
+    write_text = open
+
+
+def test_a_full_disk_drops_the_log_and_ends_nothing(tmp_path, board):
+    full = FullPath(tmp_path / "full")
+    subject = supervisor(tmp_path, board, "worker-0", "print('x' * 70_000)\nprint('step = 1')")
+    subject.log, subject.state_file = full, full
+    assert subject.run() == OK
+    told = heartbeat(board, "worker-0")
+    assert (told["state"], told["disk_full"]) == ("succeeded", True)
+
+
+def test_attempts_are_counted_without_a_disk(tmp_path, board):
+    for attempt in (1, 2):
+        subject = supervisor(tmp_path, board, "worker-0", "raise SystemExit(1)")
+        subject.state_file = FullPath(tmp_path / "full")
+        subject.run()
+        assert heartbeat(board, "worker-0")["attempt"] == attempt
+
+
+@pytest.mark.parametrize("marker", ["DONE", "FAILED"])
+def test_the_end_of_the_run_is_noted_on_the_node(tmp_path, board, marker):
+    (tmp_path / "ended").write_text("an earlier run's")
+    thread, _ = in_background(supervisor(tmp_path, board, "worker-0", SLEEP))
+    wait_until(lambda: heartbeat(board, "worker-0").get("state") == "running")
+    assert not (tmp_path / "ended").exists()
+    board.write(marker, b"{}")
+    thread.join(30)
+    assert json.loads((tmp_path / "ended").read_text())["run"] == cluster().run
+
+
+def test_the_chiefs_success_does_not_end_the_run_on_its_node(tmp_path, board):
+    assert supervisor(tmp_path, board, "chief-0", "pass").run() == OK
+    assert not (tmp_path / "ended").exists()
 
 
 def test_stop_ends_the_whole_group_even_when_it_ignores_sigterm(tmp_path, board):

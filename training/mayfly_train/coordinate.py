@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from mayfly_train import export, hdfs, markers, s3, topology
 from mayfly_train.cluster import DEFAULT_PATH, Cluster, load_cluster
@@ -35,6 +36,7 @@ from mayfly_train.lifecycle import (
     fail,
     parse_heartbeat,
     parse_state,
+    resumed,
 )
 from mayfly_train.markers import Board
 from mayfly_train.status import events_between, status_document
@@ -90,6 +92,7 @@ class Coordinator:
         self._told_at = now
         self._events: list[dict[str, Any]] = []
         self._memory: dict[str, Any] | None = None
+        self._asked: set[str] = set()
 
     def run(self) -> int:
         """Follow the run to its end."""
@@ -112,12 +115,32 @@ class Coordinator:
         now = self.clock()
         self.state = advance(self.state, self.seen, self.cluster, now, self.limits)
         if now - self.answered > self.limits.board and self.state.phase not in ENDED:
-            self.state = fail(self.state, now, "HDFS does not answer any more")
+            self.state = fail(self.state, now, self._no_answer())
+        self._ask_to_restart()
         self.tell()
         self._remember()
         if self.state.phase == EXPORTING:
             self._leave_logs()
             self._run_export()
+
+    def _no_answer(self) -> str:
+        address = urlsplit(self.cluster.namenode_http).hostname
+        nodes = self.cluster.ps + self.cluster.workers
+        name = next((node.name for node in nodes if node.address == address), address)
+        silence = f"HDFS has not answered for {self.limits.board:.0f} s"
+        return f"{silence} — its NameNode is on node {name}"
+
+    def _ask_to_restart(self) -> None:
+        """Leave a marker for each trainer that hangs; its supervisor starts it again."""
+        for task, attempt in self.state.restarts.items():
+            name = markers.restart_marker(task, attempt)
+            if name in self._asked:
+                continue
+            try:
+                self.board.write(name, b"{}\n")
+                self._asked.add(name)
+            except NodeError as error:
+                LOG.warning("coordinator: %s not asked to restart: %s", task, error)
 
     def _look(self) -> Seen:
         names = self.board.names()
@@ -130,7 +153,7 @@ class Coordinator:
         failed = None
         if markers.FAILED in names:
             failed = markers.read_json(self.board, markers.FAILED) or {}
-        return Seen(heartbeats, markers.DONE in names, failed)
+        return Seen(heartbeats, markers.DONE in names, failed, at=self.clock())
 
     def _run_export(self) -> None:
         """Export; a failed export is a failed run."""
@@ -173,6 +196,7 @@ class Coordinator:
     def _tell_end(self) -> None:
         """Tell the end of the run; it counts as told only when S3 has it."""
         if self.state.phase == FAILED:
+            self.tell()  # at once; what follows may wait for a board that does not answer
             self._stop_tasks()
         self._leave_logs()
         self.tell_until_heard()
@@ -214,6 +238,10 @@ class Coordinator:
         for task in map(str, topology.placement(self.cluster)):
             try:
                 log = self.board.read(f"{task}.log")
+            except NodeError as error:
+                LOG.warning("coordinator: logs not read: %s", error)
+                return  # each further try would keep the run's end from being told
+            try:
                 if log is not None:
                     self.bucket.write(f"logs/{task}.log", log, "text/plain; charset=utf-8")
             except NodeError as error:
@@ -225,7 +253,7 @@ class Coordinator:
         document = markers.read_json(self.board, markers.MEMORY) or {}
         state = parse_state(document.get("state"))
         if state is not None:
-            self.state = replace(state, stepped=self.clock())
+            self.state = resumed(state, self.clock())
             self._events = list(document.get("events") or [])
             self._told = document.get("told")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mayfly_train.cluster import Cluster
 from mayfly_train.progress import Progress, Redone, account
-from mayfly_train.topology import CHIEF, EVALUATOR, Task
+from mayfly_train.topology import CHIEF, EVALUATOR, PS, WORKER, Task, placement
 
 STARTING, TRAINING, EXPORTING = "starting", "training", "exporting"
 SUCCEEDED, FAILED = "succeeded", "failed"
@@ -17,6 +17,7 @@ ENDED = (SUCCEEDED, FAILED)
 CHIEF_TASK, EVALUATOR_TASK = str(Task(CHIEF, 0)), str(Task(EVALUATOR, 0))
 # A task that has failed may be restarted; systemd tells when it is not (see `failed`).
 TASK_SUCCEEDED, TASK_STOPPED, TASK_FAILED = "succeeded", "stopped", "failed"
+TASK_RUNNING = "running"
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Heartbeat:
     exit_code: int | None
     updated: str
     progress: Progress
+    disk_full: bool = False
 
 
 def parse_heartbeat(document: Any) -> Heartbeat | None:
@@ -37,9 +39,30 @@ def parse_heartbeat(document: Any) -> Heartbeat | None:
     try:
         fields = {key: document[key] for key in ("task", "node", "state", "attempt", "exit_code")}
         progress = Progress(**document["progress"])
-        return Heartbeat(**fields, updated=document["updated"], progress=progress)
+        return Heartbeat(
+            **fields,
+            updated=document["updated"],
+            progress=progress,
+            disk_full=bool(document.get("disk_full")),
+        )
     except (KeyError, TypeError):
         return None
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the coordinator has seen of one task, by its own clock.
+
+    `heard` is when the heartbeat last changed, `stepped` when the task's own step did or when this
+    attempt began, `slowest` the longest time between two of its steps: programs log at their pace.
+    """
+
+    updated: str
+    heard: float
+    attempt: int
+    step: int | None
+    stepped: float
+    slowest: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +70,8 @@ class RunState:
     """The coordinator's memory. Times are seconds since 1970.
 
     `stepped` is when the global step last changed; `trained` when the chief succeeded, `ended`
-    when training, final evaluation included, was over.
+    when training, final evaluation included, was over. `lost` are tasks whose heartbeat stands
+    still, `restarts` the attempts of hung trainers that were asked to start again.
     """
 
     phase: str
@@ -60,6 +84,9 @@ class RunState:
     redone: Redone = field(default_factory=Redone)
     error: Mapping[str, Any] | None = None
     export: Mapping[str, int] | None = None
+    sights: Mapping[str, Sight] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+    restarts: Mapping[str, int] = field(default_factory=dict)
 
 
 def dump_state(state: RunState) -> dict[str, Any]:
@@ -70,23 +97,36 @@ def dump_state(state: RunState) -> dict[str, Any]:
 def parse_state(document: Any) -> RunState | None:
     """The state in a document, None when it is not one."""
     try:
-        return RunState(**{**document, "redone": Redone(**document["redone"])})
-    except (KeyError, TypeError):
+        redone = Redone(**document["redone"])
+        sights = {task: Sight(**sight) for task, sight in document["sights"].items()}
+        lost = tuple(document["lost"])
+        return RunState(**{**document, "redone": redone, "sights": sights, "lost": lost})
+    except (KeyError, TypeError, AttributeError):
         return None
+
+
+def resumed(state: RunState, now: float) -> RunState:
+    """The state after a time without a coordinator: nobody is to blame for that silence."""
+    sights = {t: replace(s, heard=now, stepped=now) for t, s in state.sights.items()}
+    return replace(state, stepped=now, sights=sights)
 
 
 @dataclass(frozen=True)
 class Limits:
     """How long things may take, in seconds.
 
-    `stall` is the time without a new global step after which the run has failed: a parameter
-    server that never comes back leaves every other task waiting in silence.
+    A task is `lost` after this time without a heartbeat. `stall` is the time after which the run
+    fails when it cannot go on without a lost task, or makes no step (at least three times the
+    longest time between two steps so far), and after which a trainer that makes no step while
+    others do is asked to start again; `first_step` is what it has before its first one.
     """
 
     start: float = 900.0
-    stall: float = 600.0
+    lost: float = 60.0
+    stall: float = 150.0
+    first_step: float = 300.0
     evaluator: float = 920.0
-    board: float = 300.0
+    board: float = 100.0
     logs: float = 15.0
     final_status: float = 600.0
     poll: float = 3.0
@@ -94,18 +134,22 @@ class Limits:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the board holds: heartbeats by task, and the two markers."""
+    """What the board holds: heartbeats by task, and the two markers.
+
+    `at` is when it answered; None: now. While it does not, nobody is blamed for being silent.
+    """
 
     heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)
     done: bool = False
     failed: Mapping[str, Any] | None = None
+    at: float | None = None
 
 
 def advance(state: RunState, seen: Seen, cluster: Cluster, now: float, limits: Limits) -> RunState:
     """The state after what is seen now. An ended state stays, and so does an exporting one."""
     if state.phase in (*ENDED, EXPORTING):
         return state
-    state = _with_progress(state, seen, now)
+    state = _with_tasks(_with_progress(state, seen, now), seen, now, limits)
     if seen.failed is not None:
         message = seen.failed.get("message") or "the run was marked as failed"
         kept = {key: seen.failed[key] for key in ("task", "node", "log_tail") if key in seen.failed}
@@ -114,11 +158,13 @@ def advance(state: RunState, seen: Seen, cluster: Cluster, now: float, limits: L
         state = state if state.trained else replace(state, trained=now)
         evaluator = seen.heartbeats.get(EVALUATOR_TASK)
         evaluated = evaluator is not None and evaluator.state in (TASK_SUCCEEDED, TASK_STOPPED)
-        if evaluated or now - (state.trained or now) > limits.evaluator:
+        waited = now - (state.trained or now)
+        gone = _silent(state, EVALUATOR_TASK, seen, now) > limits.stall
+        if evaluated or gone or waited > limits.evaluator:
             return replace(state, phase=EXPORTING, ended=now)
         return state
-    message = _overdue(state, cluster, now, limits)
-    return fail(state, now, message=message) if message else state
+    failed = _lost_for_good(state, seen, cluster, now, limits)
+    return failed or _overdue(state, seen, cluster, now, limits) or _hung(state, seen, now, limits)
 
 
 def fail(state: RunState, now: float, message: str, **where: Any) -> RunState:
@@ -140,13 +186,97 @@ def _with_progress(state: RunState, seen: Seen, now: float) -> RunState:
     return replace(state, phase=TRAINING, step=step, stepped=stepped, redone=redone)
 
 
-def _overdue(state: RunState, cluster: Cluster, now: float, limits: Limits) -> str | None:
-    """What takes too long, None when nothing does."""
+def _overdue(
+    state: RunState, seen: Seen, cluster: Cluster, now: float, limits: Limits
+) -> RunState | None:
+    """The failed state when something takes too long, None when nothing does."""
     if now - state.started > cluster.max_duration_s:
-        return f"the run took longer than max_duration, {cluster.max_duration_s} s"
+        message = f"the run took longer than max_duration, {cluster.max_duration_s} s"
+        return fail(state, now, message)
     if state.phase == STARTING and now - state.started > limits.start:
-        return f"training did not start within {limits.start:.0f} s — see the tasks' logs"
-    if state.phase == TRAINING and now - state.stepped > limits.stall:
-        where = f"no new global step for {limits.stall:.0f} s, at step {state.step}"
-        return f"{where} — a lost parameter server stops all; see the tasks' logs"
+        placed = placement(cluster).items()
+        silent = [f"{t} on node {n.name}" for t, n in placed if str(t) not in seen.heartbeats]
+        never = f"never heard of: {', '.join(silent)}" if silent else "see the tasks' logs"
+        message = f"training did not start within {limits.start:.0f} s — {never}"
+        return fail(state, now, message)
+    chief = state.sights.get(CHIEF_TASK)
+    allowed = _allowed(chief, limits) if chief else limits.stall
+    if state.phase == TRAINING and now - state.stepped > allowed:
+        where = f"no new global step for {allowed:.0f} s, at step {state.step}"
+        message = f"{where} — a hung parameter server stops all; see the tasks' logs"
+        return fail(state, now, message)
     return None
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+def _with_tasks(state: RunState, seen: Seen, now: float, limits: Limits) -> RunState:
+    """The state with what is seen of each task: when it was heard, when it made a step."""
+    sights = {
+        task: _sight(state.sights.get(task), heartbeat, now)
+        for task, heartbeat in seen.heartbeats.items()
+    }
+    state = replace(state, sights=sights)
+    lost = [
+        task
+        for task, heartbeat in seen.heartbeats.items()
+        if heartbeat.state != TASK_SUCCEEDED and _silent(state, task, seen, now) > limits.lost
+    ]
+    return replace(state, lost=() if seen.failed is not None else tuple(lost))
+
+
+def _sight(old: Sight | None, heartbeat: Heartbeat, now: float) -> Sight:
+    step, attempt = heartbeat.progress.step, heartbeat.attempt
+    if old is None or old.attempt != attempt:
+        slowest = old.slowest if old else None
+        return Sight(heartbeat.updated, now, attempt, step, now, slowest)
+    heard = now if heartbeat.updated != old.updated else old.heard
+    if step == old.step:
+        return replace(old, updated=heartbeat.updated, heard=heard)
+    # From "no step" to the first one is the start, which says nothing of the pace.
+    took = now - old.stepped if old.step is not None else 0.0
+    slowest = max(took, old.slowest or 0.0) if took else old.slowest
+    return Sight(heartbeat.updated, heard, attempt, step, now, slowest)
+
+
+def _silent(state: RunState, task: str, seen: Seen, now: float) -> float:
+    """For how long a task's heartbeat has stood still; 0 for one that was never heard of."""
+    sight = state.sights.get(task)
+    return (now if seen.at is None else seen.at) - sight.heard if sight else 0.0
+
+
+def _allowed(sight: Sight, limits: Limits) -> float:
+    """How long a trainer may go without a new step: its own pace decides when it is slow."""
+    if sight.step is None or sight.slowest is None:
+        return max(limits.stall, limits.first_step)
+    return max(limits.stall, 3 * sight.slowest)
+
+
+def _lost_for_good(
+    state: RunState, seen: Seen, cluster: Cluster, now: float, limits: Limits
+) -> RunState | None:
+    """The failed state when a task is lost without which the run cannot go on, None otherwise."""
+    needed = (PS, CHIEF) if cluster.mode == "async" else (PS, CHIEF, WORKER)
+    for task, node in placement(cluster).items():
+        gone = str(task) in state.lost and _silent(state, str(task), seen, now) > limits.stall
+        if gone and task.kind in needed:
+            silent = f"has given no sign of life for {limits.stall:.0f} s"
+            message = f"{task} on node {node.name} {silent} — the run cannot go on without it"
+            return fail(state, now, message, task=str(task), node=node.name)
+    return None
+
+
+def _hung(state: RunState, seen: Seen, now: float, limits: Limits) -> RunState:
+    """The state with trainers to be restarted: alive, but without a step while others make some."""
+    trainers = {t: s for t, s in state.sights.items() if t.startswith((CHIEF, WORKER))}
+    moving = [t for t, s in trainers.items() if s.step and now - s.stepped < limits.stall / 3]
+    hung = {
+        task: sight.attempt
+        for task, sight in trainers.items()
+        if now - sight.stepped > _allowed(sight, limits)
+        and task not in state.lost
+        and seen.heartbeats[task].state == TASK_RUNNING
+        and [t for t in moving if t != task]
+    }
+    return replace(state, restarts={**state.restarts, **hung}) if hung else state

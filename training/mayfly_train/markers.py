@@ -1,25 +1,32 @@
 """The run's notice board: small files in one HDFS directory that all nodes read and write.
 
 `<task>.json` is a task's heartbeat, `<task>.log` the end of its log, `DONE` says that the chief has
-succeeded, `FAILED` that the run has failed and why, `run.json` is the coordinator's own memory.
+succeeded, `FAILED` that the run has failed and why, `RESTART-<task>-<attempt>` that a hung trainer
+is to start again, `run.json` is the coordinator's own memory.
 """
 
 from __future__ import annotations
 
 import json
 import posixpath
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from mayfly_train.cluster import Cluster
 from mayfly_train.errors import NodeError
 from mayfly_train.hdfs import Hdfs
 
+T = TypeVar("T")
+
 DONE, FAILED, MEMORY = "DONE", "FAILED", "run.json"
 LOG_DIR = Path("/var/log/mayfly")
+PATIENCE_S = 30.0
 LOG_TAIL_LINES = 40
 LOG_TAIL_BYTES = 4 << 20
 
@@ -59,10 +66,54 @@ class HdfsBoard:
         self._hdfs.write_bytes(posixpath.join(self._directory, name), data)
 
 
-def board_of(cluster: Cluster) -> HdfsBoard:
+class TimedBoard:
+    """A board whose every call ends in time: HDFS' clients may wait for ever on a dropped link."""
+
+    def __init__(self, board: Board, seconds: float = PATIENCE_S) -> None:
+        self._board = board
+        self._seconds = seconds
+
+    def names(self) -> list[str]:
+        return self._within(self._board.names)
+
+    def read(self, name: str) -> bytes | None:
+        return self._within(lambda: self._board.read(name))
+
+    def write(self, name: str, data: bytes) -> None:
+        self._within(lambda: self._board.write(name, data))
+
+    def _within(self, call: Callable[[], T]) -> T:
+        answer: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # hdfs-native's panics are not Exceptions
+                answer.set_exception(error)
+
+        # A thread of its own, as one that hangs must hold up nobody else, not even the exit.
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            return answer.result(timeout=self._seconds)
+        except NodeError:
+            raise
+        except FutureTimeout:
+            raise NodeError(f"HDFS has not answered for {self._seconds:.0f} s") from None
+        except BaseException as error:
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            raise NodeError(f"HDFS' client failed: {type(error).__name__}: {error}") from error
+
+
+def board_of(cluster: Cluster) -> Board:
     """The board of a run."""
     hdfs = Hdfs(cluster.namenode_rpc, cluster.namenode_http, timeout_s=10)
-    return HdfsBoard(hdfs, cluster.status_dir)
+    return TimedBoard(HdfsBoard(hdfs, cluster.status_dir))
+
+
+def restart_marker(task: str, attempt: int) -> str:
+    """The marker that asks one attempt of a task to start again."""
+    return f"RESTART-{task}-{attempt}"
 
 
 def read_json(board: Board, name: str) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -21,6 +21,7 @@ from mayfly_train.progress import Progress
 from mayfly_train.topology import placement
 
 VERSION = 1
+LOST = "lost"
 
 
 def status_document(
@@ -49,7 +50,8 @@ def status_document(
         "accuracy_step": evaluator.evaluated_step,
         "eta_s": round(max(0, cluster.steps - step) / rate) if rate else None,
         "phases": _phases(state, now, staging_s),
-        "tasks": _tasks(cluster, heartbeats),
+        "tasks": _tasks(cluster, heartbeats, state.lost),
+        "disk_full": sorted({h.node for h in heartbeats.values() if h.disk_full}),
         "export": dict(state.export) if state.export else {"bytes_done": 0, "bytes_total": None},
         "error": dict(state.error) if state.error else None,
         "model_uri": f"{cluster.run_uri}/model" if state.phase == SUCCEEDED else None,
@@ -71,13 +73,15 @@ def _phases(state: RunState, now: float, staging_s: float | None) -> dict[str, f
     return {"staging": staging_s, "training": round(training, 1), "export": export}
 
 
-def _tasks(cluster: Cluster, heartbeats: Mapping[str, Heartbeat]) -> dict[str, dict[str, Any]]:
+def _tasks(
+    cluster: Cluster, heartbeats: Mapping[str, Heartbeat], lost: Collection[str]
+) -> dict[str, dict[str, Any]]:
     tasks = {}
     for task, node in placement(cluster).items():
         heard = heartbeats.get(str(task))
         tasks[str(task)] = {
             "node": node.name,
-            "state": heard.state if heard else "pending",
+            "state": LOST if str(task) in lost else heard.state if heard else "pending",
             "attempts": heard.attempt if heard else 0,
             "exit_code": heard.exit_code if heard else None,
             "updated": heard.updated if heard else None,
@@ -94,6 +98,8 @@ def events_between(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> lis
         if (task["state"], task["attempts"]) != (earlier["state"], earlier["attempts"]):
             kept = _only(task, "node", "state", "attempts", "exit_code")
             events.append({"event": "task", "task": name, **kept})
+    if new["disk_full"] != before.get("disk_full", []):
+        events.append({"event": "disk", "disk_full": new["disk_full"]})
     if old and new["samples_processed"] - new["samples_seen"] > (
         old["samples_processed"] - old["samples_seen"]
     ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -26,21 +27,30 @@ from mayfly_train import markers, topology
 from mayfly_train.cluster import DEFAULT_PATH, Cluster, load_cluster
 from mayfly_train.errors import NodeError
 from mayfly_train.markers import DONE, FAILED, Board
+from mayfly_train.probe import Pulse
 from mayfly_train.progress import Progress, after_line
 from mayfly_train.topology import CHIEF, EVALUATOR, PS, WORKER, Task
 
 HEARTBEAT_S = 3.0
 POLL_S = 0.5
 STATE_DIR = Path("/var/lib/mayfly/tasks")
+# When the run is over for this node; the node's dead-man timer counts from it.
+ENDED_FILE = Path("/var/lib/mayfly/ended")
 
-# Exit codes; the unit does not restart after the last two.
-OK, CHILD_FAILED, BAD_COMMAND, TOO_LONG = 0, 1, 2, 3
+# Exit codes; the unit does not restart after the last three.
+OK, CHILD_FAILED, BAD_COMMAND, TOO_LONG, GIVE_UP = 0, 1, 2, 3, 4
+
+# A program that ends by itself this often in this time is broken; one that is killed or hangs may
+# be the victim of its machine, and gets more starts.
+OWN_FAILURES, ALL_FAILURES, FAILURES_WITHIN_S = 3, 6, 600.0
 
 # How long a task may go on after the chief has succeeded. Parameter servers stay while trainers
 # finish their last step; the evaluator still has to evaluate and export the final checkpoint.
 GRACE_S = {PS: 5.0, WORKER: 20.0, EVALUATOR: 900.0}
 KILL_AFTER_S = 10.0
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 BOARD_WAIT_S = 120.0
+HUNG_S = 45.0  # without an answer of the program's gRPC server
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,9 @@ class Settings:
     heartbeat: float = HEARTBEAT_S
     poll: float = POLL_S
     board_wait: float = BOARD_WAIT_S
+    hung: float = HUNG_S
     state_dir: Path = STATE_DIR
+    ended_file: Path = ENDED_FILE
     log_dir: Path = markers.LOG_DIR
 
 
@@ -90,6 +102,8 @@ class Supervisor:
         self.progress = Progress()
         self.attempt = 1
         self.first_start = time.time()
+        self.failures: list[tuple[float, bool]] = []
+        self.disk_full = False
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -98,35 +112,44 @@ class Supervisor:
 
     def run(self) -> int:
         """Start the child unless the run is over, and follow it to its end."""
-        self._remember_attempt()
+        self._recall_attempts()
         markers.wait_for(self.board, self.settings.board_wait)
         names = self.board.names()
-        if FAILED in names or (DONE in names and self.task.kind != EVALUATOR):
-            return self._finish("succeeded" if FAILED not in names else "stopped", OK)
         self._recall_progress()
+        self._remember()
+        if FAILED in names or (DONE in names and self.task.kind != EVALUATOR):
+            self._mark_ended()
+            return self._finish("succeeded" if FAILED not in names else "stopped", OK)
+        with contextlib.suppress(OSError):
+            self.settings.ended_file.unlink(missing_ok=True)  # an earlier run's
         if self.attempt == 1:
             self.log.unlink(missing_ok=True)  # an earlier run's
+        pulse = Pulse((self.node.address, self.cluster.port))
         child = Child(self.cluster, self.task, self.log)
+        if self.task.kind != EVALUATOR:  # it has no server, and shares the chief's address
+            pulse.start()
         try:
-            return self._follow(child)
+            return self._follow(child, pulse)
         finally:
+            pulse.stop()
             child.kill_group()
             self._leave_log()
+            self._mark_ended_if_over()
 
-    def _follow(self, child: Child) -> int:
+    def _follow(self, child: Child, pulse: Pulse) -> int:
         """Watch the child, the board and the clock until one of them says that it is over."""
         deadline = self.first_start + self.cluster.max_duration_s
-        next_heartbeat, ends_at, failed = 0.0, None, False
+        next_heartbeat, ends_at = 0.0, None
+        names: set[str] = set()
         while (code := child.poll()) is None:
             self._read_lines(child)
             if time.monotonic() >= next_heartbeat:
                 next_heartbeat = time.monotonic() + self.settings.heartbeat
                 self._heartbeat("running")
-                names = self._names()
-                failed = failed or FAILED in names
+                names.update(self._names())
                 if DONE in names and ends_at is None:
                     ends_at = time.monotonic() + self.settings.grace.get(self.task.kind, 60.0)
-            if self._stop.is_set() or failed:
+            if self._stop.is_set() or FAILED in names:
                 return self._end(child, "stopped", OK)
             if ends_at is not None and time.monotonic() >= ends_at:
                 return self._end(
@@ -135,9 +158,25 @@ class Supervisor:
             if time.time() >= deadline:
                 self._fail(f"took longer than max_duration, {self.cluster.max_duration_s} s")
                 return self._end(child, "failed", TOO_LONG)
+            if ends_at is None and (hung := self._hung(pulse, names)):
+                return self._kill_hung(child, hung)
             self._stop.wait(self.settings.poll)
         self._read_lines(child)
         return self._child_ended(code)
+
+    def _hung(self, pulse: Pulse, names: Collection[str]) -> str | None:
+        """Why the program counts as hung, None when it does not."""
+        if pulse.silent_for() > self.settings.hung:
+            return f"its server has not answered for {self.settings.hung:.0f} s"
+        if markers.restart_marker(str(self.task), self.attempt) in names:
+            return "it has made no step for long while others did"
+        return None
+
+    def _kill_hung(self, child: Child, why: str) -> int:
+        """End a program that hangs; systemd starts it again at its address."""
+        self._say(f"{self.task} hangs: {why} — it is killed and started again")
+        child.kill_group()
+        return self._child_failed(child.end(self.settings.kill_after))
 
     def _child_ended(self, code: int) -> int:
         """The child ended by itself: what that means depends on the task and on the board."""
@@ -152,7 +191,15 @@ class Supervisor:
             # The servers were leaving; the chief's success is what counts.
             return self._finish("succeeded", OK, code)
         self._say(f"{self.task} ended with exit code {code} (attempt {self.attempt})")
-        return self._finish("failed", BAD_COMMAND if code == BAD_COMMAND else CHILD_FAILED, code)
+        return self._child_failed(code)
+
+    def _child_failed(self, code: int) -> int:
+        """Decide whether the task is worth another start."""
+        now = time.time()
+        self.failures = [*self.failures, (now, code > 0)]
+        self._remember()
+        exit_code = GIVE_UP if gives_up(self.failures, now) else CHILD_FAILED
+        return self._finish("failed", BAD_COMMAND if code == BAD_COMMAND else exit_code, code)
 
     def _end(self, child: Child, state: str, exit_code: int) -> int:
         code = child.end(self.settings.kill_after)
@@ -175,6 +222,7 @@ class Supervisor:
             "exit_code": exit_code,
             "updated": markers.utc_now(),
             "progress": asdict(self.progress),
+            "disk_full": self.disk_full,
         }
         try:
             markers.write_json(self.board, f"{self.task}.json", document)
@@ -206,39 +254,69 @@ class Supervisor:
         except NodeError as error:
             self._say(f"log not left: {error}")
 
+    def _mark_ended_if_over(self) -> None:
+        """Say that the run is over for this node, unless the chief's evaluator still works."""
+        names = self._names()
+        if FAILED in names or (DONE in names and self.task.kind != CHIEF):
+            self._mark_ended()
+
+    def _mark_ended(self) -> None:
+        document = {"run": self.cluster.run, "time": markers.utc_now()}
+        self._write_file(self.settings.ended_file, json.dumps(document))
+
+    def _write_file(self, path: Path, text: str) -> None:
+        """Write a small file of this node; one that cannot be written ends nothing."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            self.disk_full = self.disk_full or error.errno in NO_SPACE
+            self._say(f"{path} not written: {error.strerror}")
+
     def _say(self, message: str) -> None:
-        print(f"supervisor: {message}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(f"supervisor: {message}", file=sys.stderr, flush=True)
 
     # --- what it knows ---
 
     def _read_lines(self, child: Child) -> None:
         for line in child.new_lines():
             self.progress = after_line(self.progress, line)
+        self.disk_full = self.disk_full or child.disk_full
 
-    def _remember_attempt(self) -> None:
-        """Count this start on disk, and find when the task was started first."""
+    def _recall_attempts(self) -> None:
+        """Find on disk which start this is, when the first one was, and what became of them."""
         try:
             seen = json.loads(self.state_file.read_text(encoding="utf-8"))
             self.attempt, self.first_start = seen["attempt"] + 1, seen["first_start"]
+            self.failures = [(when, own) for when, own in seen.get("failures", [])]
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        self.state_file.parent.mkdir(parents=True, exist_ok=True)
-        state = {"attempt": self.attempt, "first_start": self.first_start}
-        self.state_file.write_text(json.dumps(state), encoding="utf-8")
 
     def _recall_progress(self) -> None:
-        """Take up the progress that an earlier attempt has told, so that counts go on."""
+        """Take up what an earlier attempt has told, so that counts go on even without a disk."""
         earlier = markers.read_json(self.board, f"{self.task}.json") or {}
         with contextlib.suppress(KeyError, TypeError):
             self.progress = Progress(**earlier["progress"])
+            self.attempt = max(self.attempt, earlier["attempt"] + 1)
+
+    def _remember(self) -> None:
+        state = {"attempt": self.attempt, "first_start": self.first_start}
+        self._write_file(self.state_file, json.dumps({**state, "failures": self.failures}))
+
+
+def gives_up(failures: Sequence[tuple[float, bool]], now: float) -> bool:
+    """Whether a task has failed for good: `failures` are when, and whether by its own exit code."""
+    late = [own for when, own in failures if now - when < FAILURES_WITHIN_S]
+    return sum(late) >= OWN_FAILURES or len(late) >= ALL_FAILURES
 
 
 class Child:
     """The program as a process group of its own; its output goes to a log and to our stdout."""
 
     def __init__(self, cluster: Cluster, task: Task, log: Path) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.disk_full = False
         words = topology.command(cluster)
         if task.kind == EVALUATOR:
             # It shares the chief's node: training comes first.
@@ -288,13 +366,26 @@ class Child:
     def _tee(self, log: Path) -> None:
         pipe: IO[bytes] | None = self._process.stdout
         assert pipe is not None
-        with log.open("ab") as file:
-            for raw in pipe:
-                file.write(raw)
-                file.flush()
+        for raw in pipe:
+            self._lines.put(raw.decode(errors="replace"))
+            # The program blocks when nobody reads: whatever cannot be written is dropped.
+            with contextlib.suppress(OSError):
                 sys.stdout.buffer.write(raw)
                 sys.stdout.buffer.flush()
-                self._lines.put(raw.decode(errors="replace"))
+            self._keep(log, raw)
+
+    def _keep(self, log: Path, raw: bytes) -> None:
+        """Add to the log, which is opened each time as its disk may be changed or have room."""
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab", buffering=0) as file:
+                file.write(raw)
+        except OSError as error:
+            if error.errno in NO_SPACE and not self.disk_full:
+                self.disk_full = True
+                note = f"supervisor: {log} cannot be written, lines are dropped: {error.strerror}"
+                with contextlib.suppress(OSError):
+                    print(note, file=sys.stderr, flush=True)
 
 
 def child_environment(cluster: Cluster, task: Task, own: Mapping[str, str]) -> dict[str, str]:
