@@ -1,7 +1,7 @@
 # Mayfly: every door is a target here, one line each over the `mayfly` command. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench docs docs-check goldens \
+.PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench bench-staging docs docs-check goldens \
         build plan deploy status destroy local-up local-down local-status clean
 
 BIN := .venv/bin
@@ -70,6 +70,9 @@ test-all: ## test, and every variant and slow case
 
 bench: setup-dev ## Medians of the main job's phases over RUNS=3 runs, as JSON
 	@$(TESTENV) $(BIN)/python tests/bench/main_job.py $(RUNS)
+
+bench-staging: setup-dev ## S3 → HDFS beside the old way and the limits, RUNS=5
+	@$(TESTENV) $(BIN)/python tests/bench/staging.py $(RUNS)
 
 goldens: setup-dev ## Record the rendered texts again (read the diff before you commit it)
 	MAYFLY_UPDATE_GOLDENS=1 $(BIN)/pytest -q tests/golden

@@ -1,0 +1,64 @@
+"""What the benches on a kept cluster share: its nodes, commands on them, and the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / part) for part in ("scripts", "training", "tests", "tests/e2e")]
+
+from faults import lab as kept  # noqa: E402
+
+import testenv  # noqa: E402 (the path must be set before)
+from mayfly.local import platform as local  # noqa: E402
+
+
+@contextlib.contextmanager
+def deploy() -> Iterator[kept.Lab]:
+    """One ps and two workers, without any training, destroyed at the end."""
+    os.environ.update(testenv.environment())
+    lab = kept.deploy(local.up(note), None)
+    try:
+        yield lab
+    finally:
+        lab.destroy()
+
+
+def node_command(lab: kept.Lab, node: str, script: str, text: str = "") -> str:
+    """Run a shell script on a node with this text as its input; its standard output."""
+    docker = ["docker", "-H", lab.platform.docker_host, "exec", "-i", lab.containers[node]]
+    done = subprocess.run(
+        [*docker, "sh", "-c", script], input=text, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{script[:80]} on {node}: exit {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def note(message: str) -> None:
+    """Tell whoever waits."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What runs it, and how busy it is."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30),
+        "kernel": platform.release(),
+        "load": os.getloadavg(),
+    }
+
+
+def say(document: dict[str, Any], before: dict[str, Any]) -> None:
+    """Print the result with the machine and its load before and after."""
+    print(json.dumps({**document, "machine": before, "load_after": os.getloadavg()}))
