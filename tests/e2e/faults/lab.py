@@ -27,6 +27,17 @@ TASKS = {
 # What a small training still tells: a line of progress and a checkpoint every few seconds.
 QUICK = {"log_steps": 5, "checkpoint_seconds": 5, "eval_seconds": 20, "batch_size": 32}
 
+# On a node: disks below /var that `fill` has mounted, and units that `stop_for_good` has masked.
+HEAL = """
+for unit in $(find /run/systemd/system -maxdepth 1 -lname /dev/null -printf '%f '); do
+  systemctl unmask --runtime $unit; systemctl reset-failed $unit || true
+done
+for directory in $(awk '$3 == "tmpfs" && $2 ~ "^/var/" { print $2 }' /proc/mounts); do
+  case $directory in */hdfs*) systemctl stop hdfs-datanode ;; esac
+  umount -l $directory
+done
+"""
+
 Document = dict[str, Any]
 
 
@@ -69,7 +80,6 @@ class Lab:
     containers: dict[str, str]
     names: dict[str, str] = field(default_factory=dict)
     trainings: int = 0
-    masked: set[tuple[str, str]] = field(default_factory=set)
     cut: dict[str, list[Document]] = field(default_factory=dict)
 
     def find_containers(self, made: Iterable[str]) -> None:
@@ -143,7 +153,6 @@ class Lab:
 
     def stop_for_good(self, node: str, unit: str, signal: str = "KILL") -> None:
         """Kill a unit's processes and keep systemd from starting it again."""
-        self.masked.add((node, unit))
         self.sh(node, f"systemctl mask --runtime {unit}")
         self.sh(node, f"systemctl kill --signal={signal} {unit}; systemctl stop {unit}")
 
@@ -178,32 +187,20 @@ class Lab:
             node,
             f"set -e; cp -a {directory} /run/mayfly-kept; "
             f"size=$(du -sm {directory} | cut -f1); "
-            f"mount -t tmpfs -o size=$((size + {megabytes}))m,mode=0755 tmpfs {directory}; "
+            f"own=$(stat -c uid=%u,gid=%g,mode=%a {directory}); "
+            f"mount -t tmpfs -o size=$((size + {megabytes}))m,$own tmpfs {directory}; "
             f"cp -a /run/mayfly-kept/. {directory}/; rm -rf /run/mayfly-kept; "
-            f"chown --reference=$(dirname {directory})/. {directory} || true; "
             f"dd if=/dev/zero of={directory}/filler bs=64k 2>/dev/null || true",
         )
 
     def heal(self) -> None:
-        """Undo all that was broken: links, units, full disks; HDFS is whole again at the end."""
+        """Undo all that was broken: links, masked units, full disks, stopped daemons."""
         for node in self.containers:
             self.link(node, up=True)
-            self.sh(
-                node,
-                "grep ' tmpfs ' /proc/mounts | grep ' /var/' | cut -d' ' -f2 > /run/full; true",
-            )
-            for directory in self.sh(node, "cat /run/full").split():
-                self.sh(node, f"umount -l {directory}")
-        for node, unit in sorted(self.masked):
-            self.sh(
-                node,
-                f"systemctl unmask --runtime {unit}; systemctl reset-failed {unit}",
-                check=False,
-            )
-        self.masked.clear()
+            self.sh(node, HEAL)
         self.sh("ps-0", "systemctl start hdfs-namenode")
         for node in self.containers:
-            self.sh(node, "systemctl is-active -q hdfs-datanode || systemctl restart hdfs-datanode")
+            self.sh(node, "systemctl start hdfs-datanode")
 
 
 @dataclass(frozen=True)
