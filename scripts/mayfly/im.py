@@ -124,9 +124,17 @@ class IM:
         return [str(i) for i in self._call("list", self._client.list_infras)]
 
     def find(self, text: str) -> list[str]:
-        """Return the infrastructures whose RADL contains `text` (letters, digits and dashes)."""
-        flt = f".*{text}.*"
-        return [str(i) for i in self._call("list", lambda: self._client.list_infras(flt))]
+        """Return the infrastructures whose RADL contains `text`.
+
+        IM 2.0 takes a `filter` in its list's address and ignores it: it answers with all.
+        """
+        return [i for i in self.infrastructures() if text in self._radl(i)]
+
+    def _radl(self, infrastructure: str) -> str:
+        try:
+            return str(self._property(infrastructure, "radl"))
+        except RemoteError:
+            return ""  # it went away since it was listed
 
     def destroy(self, infrastructure: str) -> None:
         """Ask IM to destroy an infrastructure; it does so in the background."""

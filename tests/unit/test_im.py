@@ -42,7 +42,11 @@ class FakeClient:
         return self._answer("getinfo")
 
     def get_infra_property(self, infrastructure, name):
-        return self._answer(name)
+        answer = self._answer(name)
+        return answer[infrastructure] if isinstance(answer, dict) else answer
+
+    def list_infras(self, flt=None):
+        return self._answer("infrastructures")
 
 
 @pytest.fixture
@@ -125,3 +129,14 @@ def test_a_create_that_may_have_been_heard_is_not_repeated(im):
     service._revive = lambda: pytest.fail("asked again")
     with pytest.raises(RemoteError, match="does not answer"):
         service.create("radl")
+
+
+def test_only_infrastructures_of_the_run_are_found(im):
+    """IM 2.0 ignores the list's filter; whoever trusts it destroys the nodes of other runs."""
+    radls = {
+        "mine": (True, "instance_tags = 'mayfly-run=faces-261128-100000-abcd'"),
+        "other": (True, "instance_tags = 'mayfly-run=faces-261128-100000-beef'"),
+        "gone": (False, "Invalid infrastructure ID or access not granted."),
+    }
+    found = im(infrastructures=(True, list(radls)), radl=radls).find("faces-261128-100000-abcd")
+    assert found == ["mine"]
