@@ -91,7 +91,10 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         """Open or make the ledger; its directory gets mode 0700 and the file 0600."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        # Closing any descriptor of the file drops this process' locks on it, and with them what
+        # other connections here rely on (sqlite.org/howtocorrupt.html): only a new file is opened.
+        if not path.exists():
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         path.chmod(0o600)  # SQLite gives -wal and -shm the same mode
         self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
         self._db.row_factory = sqlite3.Row

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -74,3 +76,19 @@ def test_an_unknown_run_names_the_nearest(ledger):
 def test_no_run_at_all_says_how_to_start_one(ledger):
     with pytest.raises(UserError, match="mayfly deploy"):
         ledger.get(None)
+
+
+def test_a_second_ledger_in_this_process_does_not_blind_the_first(tmp_path):
+    """What others write after it was opened is still seen by both."""
+    path = tmp_path / "ledger.sqlite"
+    first = Ledger(path)
+    first.add("r", "local", "s3://b/r/", {})
+    first.runs()
+    script = (
+        "import sys, pathlib; from mayfly.ledger import Ledger; l = Ledger(pathlib.Path(sys.argv[1]));"
+        " l.set_state('r', sys.argv[2]); l.close()"
+    )
+    second = Ledger(path)
+    for state in ("creating", "configuring", "training"):
+        subprocess.run([sys.executable, "-c", script, str(path), state], check=True)
+        assert [ledger.get("r").state for ledger in (first, second, Ledger(path))] == [state] * 3
