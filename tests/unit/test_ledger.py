@@ -85,7 +85,8 @@ def test_a_second_ledger_in_this_process_does_not_blind_the_first(tmp_path):
     first.add("r", "local", "s3://b/r/", {})
     first.runs()
     script = (
-        "import sys, pathlib; from mayfly.ledger import Ledger; l = Ledger(pathlib.Path(sys.argv[1]));"
+        "import sys, pathlib; from mayfly.ledger import Ledger;"
+        " l = Ledger(pathlib.Path(sys.argv[1]));"
         " l.set_state('r', sys.argv[2]); l.close()"
     )
     second = Ledger(path)
