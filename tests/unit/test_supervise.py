@@ -192,6 +192,16 @@ def test_all_tasks_stop_when_the_run_has_failed(tmp_path, board):
     assert "DONE" not in board.names()
 
 
+def test_a_failure_after_the_chiefs_success_is_not_the_parameter_servers(tmp_path, board):
+    thread, codes = in_background(supervisor(tmp_path, board, "ps-0", SLEEP, grace=60))
+    wait_until(lambda: heartbeat(board, "ps-0").get("state") == "running")
+    board.write("DONE", b"{}")
+    board.write("FAILED", b"{}")
+    thread.join(30)
+    assert codes == [OK]
+    assert heartbeat(board, "ps-0")["state"] == "succeeded"
+
+
 @pytest.mark.parametrize(("marker", "state"), [("DONE", "succeeded"), ("FAILED", "stopped")])
 def test_a_run_that_is_over_starts_nothing(tmp_path, board, marker, state):
     board.write(marker, b"{}")

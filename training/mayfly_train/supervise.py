@@ -150,7 +150,9 @@ class Supervisor:
                 if DONE in names and ends_at is None:
                     ends_at = time.monotonic() + self.settings.grace.get(self.task.kind, 60.0)
             if self._stop.is_set() or FAILED in names:
-                return self._end(child, "stopped", OK)
+                # A run may fail after the chief's success, as when its export fails.
+                trained = DONE in names and self.task.kind != EVALUATOR
+                return self._end(child, "succeeded" if trained else "stopped", OK)
             if ends_at is not None and time.monotonic() >= ends_at:
                 return self._end(
                     child, "succeeded" if self.task.kind != EVALUATOR else "stopped", OK
