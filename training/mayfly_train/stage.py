@@ -29,6 +29,8 @@ from mayfly_train.verify import read_manifest
 
 # Hadoop's input formats and our programs skip names that start with "_".
 _STATE_DIRECTORY = "_staging"
+# Each file waits for S3 and for HDFS in turn: several at a time keep both busy.
+PARALLEL = 8
 _SHARE = re.compile(r"(\d+)/(\d+)")
 log = logging.getLogger(__name__)
 
@@ -98,7 +100,7 @@ class Result:
     seconds: float
 
 
-def stage(job: Job, share: Share, progress: StagingProgress, parallel: int = 4) -> Result:
+def stage(job: Job, share: Share, progress: StagingProgress, parallel: int = PARALLEL) -> Result:
     """Copy this share of the dataset into HDFS; what is there already stays.
 
     Raises BadInput when the source or the directory is not what it should be, NodeError when
@@ -304,7 +306,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--namenode-http", required=True, help="WebHDFS: http://host:9870")
     parser.add_argument("--user", default="mayfly", help="HDFS user (default: mayfly)")
     parser.add_argument("--share", default="0/1", help="this node's part: i/n with i from 0")
-    parser.add_argument("--parallel", type=int, default=4, help="files at a time (default: 4)")
+    parser.add_argument(
+        "--parallel", type=int, default=PARALLEL, help=f"files at a time (default: {PARALLEL})"
+    )
     parser.add_argument("--run-uri", help="where to write status/staging-<i>.json")
     s3.add_arguments(parser)
 
