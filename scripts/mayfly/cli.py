@@ -26,6 +26,7 @@ from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
 from mayfly.radl_lint import lint
+from mayfly.report import make_report, render_terminal, write_html
 from mayfly.run_store import RunStore
 from mayfly.services import LOCAL, Services, open_bucket, open_services
 from mayfly.spec import json_schema, parse_assignment
@@ -108,7 +109,10 @@ def deploy_command(
         as_json=as_json,
     )
     if outcome.error is not None:
-        raise typer.Exit(report_error(outcome.error, debug=debug, redact=display.redact))
+        code = report_error(outcome.error, debug=debug, redact=display.redact)
+        if run := outcome.document["run"]:
+            sys.stderr.write(f"what happened, on one page: mayfly report {run}\n")
+        raise typer.Exit(code)
 
 
 @app.command(epilog=_example("mayfly plan job.yml --workers 4"))
@@ -169,6 +173,20 @@ def show_logs(
     services = _services(record)
     found = logs.read(record, task or "chief-0", lines, services.im, services.client)
     emit(found, "\n".join(found["lines"]), as_json=as_json)
+
+
+@app.command(epilog=_example("mayfly report", "mayfly report RUN --html report.html"))
+def report(
+    run: Run = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page as one HTML file.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what happened to a run: timeline, first error, who is at fault, what to do next."""
+    made = make_report(run, _ledger(), os.environ)
+    if html is not None:
+        write_html(made, html)
+    emit(made, f"wrote {html}" if html else render_terminal(made), as_json=as_json)
 
 
 @app.command(epilog=_example("mayfly ssh", "mayfly ssh RUN worker-1 -- df -h"))

@@ -239,7 +239,7 @@ def cause(messages: str) -> str | None:
 
 
 def _first_failure(lines: list[str]) -> int | None:
-    following = [*lines[1:], ""]
+    following = [*lines, ""][1:]
     pairs = enumerate(zip(lines, following, strict=True))
     return next((n for n, (line, after) in pairs if FATAL.match(line) and after != IGNORED), None)
 

@@ -6,8 +6,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from mayfly import cli
-from mayfly.errors import RemoteError
+from mayfly import cli, report
+from mayfly.deploy import Outcome
+from mayfly.errors import RemoteError, RunFailed
 from mayfly.ledger import Ledger
 
 
@@ -193,3 +194,23 @@ def test_each_help_has_an_example_and_the_common_flags(command):
     assert f"Example: mayfly {' '.join(command)}" in shown.output
     assert "--json" in shown.output
     assert "--debug" in shown.output
+
+
+def test_a_report_is_also_one_html_file(mayfly, state, monkeypatch):
+    monkeypatch.setattr(report.platform, "status", lambda environ: {"s3": None})
+    ledger_with(state, "one").set_outcome("one", "failed", "no quota")
+    page = state / "page.html"
+    code, out, _ = mayfly("report", "one", "--html", str(page))
+    assert (code, out) == (0, f"wrote {page}\n")
+    assert "no quota" in page.read_text()
+    code, out, _ = mayfly("report", "--json")
+    assert (code, json.loads(out)["error"]["message"]) == (0, "no quota")
+    assert "no quota" in mayfly("report")[1]
+
+
+def test_a_failed_deploy_names_the_report(mayfly, monkeypatch):
+    failed = Outcome({"ok": False, "run": "one", "phases": {}}, RunFailed("the run failed: why"))
+    monkeypatch.setattr(cli, "deploy", lambda job, tools: failed)
+    code, _, err = mayfly("deploy", "--cloud", "local")
+    assert code == 1
+    assert err.splitlines()[-1] == "what happened, on one page: mayfly report one"

@@ -178,6 +178,14 @@ def test_the_current_task_is_the_last_one():
     assert current_task("") == "preparing the nodes"
 
 
+def test_no_messages_at_all_explain_nothing():
+    """IM has none when it could not make any node."""
+    assert tail("") == []
+    im = FakeIM(states={"i": [State("failed", {"0": "failed"})]}, text="")
+    with pytest.raises(Broken, match="node 0 failed"):
+        wait_for_nodes(im, "i", 1, pace(), lambda *_: None)
+
+
 def test_without_a_fatal_line_the_last_lines_explain():
     assert tail("\n".join(str(n) for n in range(100)), lines=3) == ["97", "98", "99"]
 
