@@ -190,13 +190,20 @@ def _of_deploy(evidence: Evidence) -> Failure:
     error = (evidence.run.get("summary") or {}).get("error") or {}
     message = str(evidence.run.get("error") or error.get("message") or "no cause is known")
     lines = [str(line) for line in error.get("log_tail") or ()][-LINES:]
-    task, node, time = error.get("task"), error.get("node"), evidence.run.get("updated")
+    task, node, time = error.get("task"), error.get("node"), _noticed(evidence)
     if message.startswith("contextualization failed"):
         failed = failed_tasks("\n".join(lines))
         if failed:
             found = _of_contextualization(evidence, failed[0])
             return Failure(message, found.verdict, found.task, found.node, time, lines)
     return Failure(message, verdicts.judge(message, lines), task, node, time, lines)
+
+
+def _noticed(evidence: Evidence) -> str | None:
+    """When the control side knew: its call failed, or it began to destroy, or it wrote last."""
+    failed = (call.get("ended") for call in evidence.journal if call.get("outcome") == "failed")
+    destroys = (c.get("intended") for c in evidence.journal if c.get("action") == "destroy")
+    return next(failed, None) or next(destroys, None) or evidence.run.get("updated")
 
 
 # --- logs --------------------------------------------------------------------------------------

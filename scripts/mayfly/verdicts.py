@@ -93,8 +93,14 @@ _MESSAGES = (
         "run the job again: nothing of it was wrong",
     ),
     _rule(
+        r"IM does not answer|IM was restarted",
+        INFRASTRUCTURE,
+        "the IM service that makes and configures nodes was gone for too long",
+        "see that it runs, then run the job again: nothing of it was wrong",
+    ),
+    _rule(
         r"the run has given no sign of life|lost sight|nodes were not made|no node came up|"
-        r"IM does not|IM could not|IM was restarted|powered off",
+        r"IM does not|IM could not|powered off",
         INFRASTRUCTURE,
         "nodes could not be made, or went away",
         "look at the cloud: quota, spot nodes taken back, a network that is down",

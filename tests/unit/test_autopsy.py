@@ -273,6 +273,30 @@ def test_from_the_ledger_alone(error, verdict):
     assert report["tasks"] == []
 
 
+def test_a_call_that_failed_tells_when():
+    calls = [
+        {
+            "action": "create",
+            "target": "x",
+            "intended": "…:01",
+            "outcome": "failed",
+            "ended": "…:02",
+        },
+        {
+            "action": "destroy",
+            "target": "x",
+            "intended": "…:03",
+            "outcome": "done",
+            "ended": "…:04",
+        },
+    ]
+    told = "IM does not answer at http://127.0.0.1:8800: ConnectionError — is the service running?"
+    report = examine(Evidence(record(error=told), journal=calls))
+    assert (report["verdict"], report["error"]["time"]) == ("infrastructure", "…:02")
+    assert "IM service" in report["why"]
+    assert examine(Evidence(record(error=told), journal=calls[1:]))["error"]["time"] == "…:03"
+
+
 def test_a_run_that_succeeded_has_no_fault():
     status = {"state": "succeeded", "accuracy": 0.89, "error": None, "tasks": {}}
     report = examine(Evidence(record(outcome="succeeded"), status=status))
