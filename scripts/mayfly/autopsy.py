@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from mayfly import verdicts
@@ -18,6 +19,7 @@ from mayfly.watch import FATAL, IGNORED, TASK, tail
 
 LINES = 40  # of a log, in a report
 _FATAL_LINE = re.compile(r"(?:fatal|failed): \[(?P<host>[^\]]+)\]")
+_STAMP = re.compile(r"\w+ (\d{1,2} \w+ \d{4} +\d\d:\d\d:\d\d)")
 _PEER_LOST = re.compile(
     r"UnavailableError|AbortedError|Socket closed|Connection reset|CancelledError"
 )
@@ -49,6 +51,8 @@ class FailedTask:
     task: str
     host: str
     message: str
+    time: str | None = None  # when it began, by the clock of the node that runs Ansible
+    lines: Sequence[str] = ()  # what IM's messages have of it
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def _find_failure(evidence: Evidence) -> Failure:
     if staging and (not failed or "dataset" in failed[0].task):
         return _of_staging(staging, failed)
     if failed:
-        return _of_contextualization(evidence, failed[0])
+        return _of_contextualization(failed[0])
     return _of_deploy(evidence)
 
 
@@ -177,12 +181,11 @@ def _of_staging(report: Mapping[str, Any], failed: Sequence[FailedTask]) -> Fail
     return Failure(f"staging failed: {message}", verdict, "staging", host, report.get("finished"))
 
 
-def _of_contextualization(evidence: Evidence, failed: FailedTask) -> Failure:
+def _of_contextualization(failed: FailedTask) -> Failure:
     verdict = verdicts.judge_contextualization(failed.task, failed.message)
     name = failed.task.rpartition(" : ")[2]
     message = f"contextualization failed at “{name}”: {failed.message}"
-    lines = tail(evidence.messages, LINES)
-    return Failure(message, verdict, failed.task, failed.host, None, lines)
+    return Failure(message, verdict, failed.task, failed.host, failed.time, failed.lines)
 
 
 def _of_deploy(evidence: Evidence) -> Failure:
@@ -194,7 +197,7 @@ def _of_deploy(evidence: Evidence) -> Failure:
     if message.startswith("contextualization failed"):
         failed = failed_tasks("\n".join(lines))
         if failed:
-            found = _of_contextualization(evidence, failed[0])
+            found = _of_contextualization(failed[0])
             return Failure(message, found.verdict, found.task, found.node, time, lines)
     return Failure(message, verdicts.judge(message, lines), task, node, time, lines)
 
@@ -210,15 +213,29 @@ def _noticed(evidence: Evidence) -> str | None:
 
 
 def failed_tasks(messages: str) -> list[FailedTask]:
-    """Return the Ansible tasks that failed and were not ignored, in the order of IM's messages."""
-    found, task = [], ""
+    """Return the Ansible tasks that failed and were not ignored, oldest first where they say when.
+
+    IM's messages are ordered by node, not by time.
+    """
+    found: list[FailedTask] = []
+    task, time, begin = "", None, 0
     lines = [line.rstrip() for line in messages.splitlines() if line.strip()]
-    for line, after in zip(lines, [*lines, ""][1:], strict=True):
+    for number, (line, after) in enumerate(zip(lines, [*lines, ""][1:], strict=True)):
         if named := TASK.match(line):
-            task = named["name"]
+            task, time, begin = named["name"], _time_of_task(after), number
         elif FATAL.match(line) and after != IGNORED and (host := _FATAL_LINE.match(line)):
-            found.append(FailedTask(task, host["host"], _ansible_message(line)))
-    return found
+            shown = tail("\n".join(lines[begin:]), LINES)
+            found.append(FailedTask(task, host["host"], _ansible_message(line), time, shown))
+    return sorted(found, key=lambda failed: failed.time or "9")
+
+
+def _time_of_task(line: str) -> str | None:
+    """The time in `Saturday 28 November 2026  05:14:54.027859`, which follows a task's name."""
+    stamp = _STAMP.match(line)
+    try:
+        return datetime.strptime(stamp[1], "%d %B %Y %H:%M:%S").isoformat() + "Z" if stamp else None
+    except ValueError:
+        return None
 
 
 def _ansible_message(line: str) -> str:
@@ -284,20 +301,14 @@ def _phases(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def _timeline(evidence: Evidence, failure: Failure | None) -> list[dict[str, Any]]:
-    """Everything with a time, oldest first; contextualization's failures have none of their own."""
-    entries = [
-        *_of_ledger(evidence),
-        *_of_staging_reports(evidence),
-        *map(_of_event, evidence.events),
-    ]
-    entries = sorted((e for e in entries if e["time"]), key=lambda entry: str(entry["time"])[:19])
-    failed = failed_tasks(evidence.messages) if failure else []
-    place = next(
-        (n for n, e in enumerate(entries) if e["what"].startswith("destroy")), len(entries)
-    )
-    texts = [(f.host, f"failed: {f.task}: {f.message}") for f in failed[:10]]
-    entries[place:place] = [_entry(None, host, text, bad=True) for host, text in texts]
-    return entries
+    """Everything with a time, oldest first; what has none stands before the nodes' end."""
+    tasks = failed_tasks(evidence.messages)[:10] if failure else []
+    failed = [_entry(f.time, f.host, f"failed: {f.task}: {f.message}", bad=True) for f in tasks]
+    entries = [*_of_ledger(evidence), *_of_staging_reports(evidence), *failed]
+    entries += map(_of_event, evidence.events)
+    timed = sorted((e for e in entries if e["time"]), key=lambda entry: str(entry["time"])[:19])
+    place = next((n for n, e in enumerate(timed) if e["what"].startswith("destroy")), len(timed))
+    return [*timed[:place], *(e for e in failed if not e["time"]), *timed[place:]]
 
 
 def _entry(time: str | None, where: str, what: str, bad: bool = False) -> dict[str, Any]:

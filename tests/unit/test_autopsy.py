@@ -232,6 +232,19 @@ def test_a_failed_task_without_json_is_shown_as_it_is():
     ]
 
 
+def test_the_first_of_several_failed_tasks_is_the_oldest_wherever_it_stands():
+    text = "".join(
+        f"TASK [agent : {name}] ***\nSaturday 28 November 2026  10:0{minute}:54.027859 \n"
+        f'fatal: [{name}]: FAILED! => {{"msg": "no"}}\n'
+        for name, minute in (("late", 7), ("early", 5))
+    )
+    report = examine(Evidence(record(), messages=text))
+    assert (report["error"]["node"], report["error"]["time"]) == ("early", "2026-11-28T10:05:54Z")
+    assert report["error"]["lines"][0] == "TASK [agent : early] ***"
+    shown = [(e["time"], e["where"]) for e in report["timeline"] if e["bad"]]
+    assert shown == [("2026-11-28T10:05:54Z", "early"), ("2026-11-28T10:07:54Z", "late")]
+
+
 def test_staging_that_failed_is_the_cause_of_the_task_that_did():
     staging = [
         {
