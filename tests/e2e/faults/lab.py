@@ -244,7 +244,7 @@ class Training:
         """The status of the run's end."""
         return self.wait_until(lambda status: status["state"] in ENDED, seconds)
 
-    def at_step(self, step: int, seconds: float = 120) -> Document:
+    def at_step(self, step: int, seconds: float = 300) -> Document:
         """The status once the training has come to a step."""
         return self.wait_until(lambda status: status["global_step"] >= step, seconds)
 
