@@ -1,7 +1,7 @@
 # Mayfly: every door is a target here, one line each over the `mayfly` command. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench bench-staging docs docs-check goldens \
+.PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench bench-staging bench-deploy bench-memory soak docs docs-check goldens \
         build plan deploy status destroy local-up local-down local-status clean
 
 BIN := .venv/bin
@@ -73,6 +73,15 @@ bench: setup-dev ## Medians of the main job's phases over RUNS=3 runs, as JSON
 
 bench-staging: setup-dev ## S3 → HDFS beside the old way and the limits, RUNS=5
 	@$(TESTENV) $(BIN)/python tests/bench/staging.py $(RUNS)
+
+bench-deploy: setup-dev ## create → first step beside the old way, RUNS=3, and a bar chart in build/
+	@$(TESTENV) $(BIN)/python tests/bench/deploy.py $(RUNS)
+
+bench-memory: setup-dev ## Peak memory of HDFS daemons, IM service and mayfly during a main job
+	@$(TESTENV) $(BIN)/python tests/bench/memory.py
+
+soak: setup-dev ## RUNS=20 short runs in a row: what grows without end?
+	@$(TESTENV) $(BIN)/python tests/bench/soak.py $(RUNS)
 
 goldens: setup-dev ## Record the rendered texts again (read the diff before you commit it)
 	MAYFLY_UPDATE_GOLDENS=1 $(BIN)/pytest -q tests/golden

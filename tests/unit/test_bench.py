@@ -1,0 +1,89 @@
+"""The benches' own arithmetic; what they measure is not tested here."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests/golden/radl/local.radl"
+
+
+@pytest.fixture(autouse=True)
+def benches(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tests/bench"))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:  # `deploy`, `memory` are names that others may have
+        if name in ("bars", "deploy", "kept", "memory", "processes", "soak"):
+            del sys.modules[name]
+
+
+def test_bars_are_well_formed_and_to_scale():
+    import bars
+
+    svg = bars.stacked_bars("a < b", {"ours": {"x": 10, "y": 30}, "old": {"x": 80}})
+    boxes = ET.fromstring(svg).findall("{http://www.w3.org/2000/svg}rect")
+    widths = [float(box.get("width")) for box in boxes[1:4]]
+    assert widths == [pytest.approx(w, abs=0.1) for w in (92.5, 277.5, 740.0)]
+
+
+def test_the_old_way_has_one_step_for_each_kind_of_node():
+    import deploy
+    from radl.radl_parse import parse_radl
+
+    old = deploy.old_radl(GOLDEN.read_text(), "mayfly-bench:old")
+    steps = [line.split()[-1] for line in old.splitlines() if line.startswith("  system ")]
+    assert steps == [str(number) for number in range(1, 9)]
+    assert old.count("docker://mayfly-bench:old") == 2
+    assert old.count("hadoop_datanodes: \"{{ groups['ps'] }}\"") == 1
+    parse_radl(old).check()
+
+
+def test_phases_end_where_the_next_that_was_seen_begins():
+    import deploy
+
+    seconds = deploy.durations({"infrastructure": 0, "hdfs": 20, "train": 50, "first step": 70}, 75)
+    assert sum(seconds.values()) == 75
+    assert (seconds["infrastructure"], seconds["hdfs"], seconds["first step"]) == (20, 30, 5)
+
+
+def test_changed_tasks_are_counted_once_for_each_node():
+    import deploy
+
+    text = (
+        "TASK [a : One]\nok: [h]\nTASK [a : Two]\nchanged: [h] => (item=1)\n"
+        "changed: [h] => (item=2)\nPLAY RECAP\nh : ok=2 changed=1\nTASK [b]\nchanged: [i]\n"
+    )
+    assert deploy.changed_tasks(text) == ["a : Two", "b"]
+
+
+def test_memory_above_a_limit_is_named():
+    import memory
+
+    peaks = {("NameNode", 1): 200.4, ("DataNode", 2): 180, ("DataNode", 3): 300, ("im", 4): 120}
+    document = memory.summary(peaks)
+    assert document["peak_mib"]["DataNode"] == [300, 180]
+    assert document["above"] == [
+        "DataNode: 300 MiB, above its limit of 256 MiB",
+        "mayfly: none was seen",
+    ]
+
+
+def test_what_grows_without_end_is_named():
+    import soak
+
+    def samples(**last):
+        flat = {"containers": 0, "im_fds": 20, "im_mib": 100, "docker_disk": 900, "s3_disk": 1}
+        return [{**flat, **{key: value(n) for key, value in last.items()}} for n in range(21)]
+
+    assert soak.growth(samples()) == []
+    assert soak.growth(samples(im_mib=lambda n: 100 + 40 * (n > 2))) == []
+    assert soak.growth(samples(s3_disk=lambda n: n * 1000)) == []
+    assert soak.growth(samples(im_fds=lambda n: 20 + 2 * n)) == ["im_fds: 36, later 56"]
+    assert soak.growth(samples(containers=lambda n: int(n == 7))) == [
+        "containers: 0 before, 1 afterwards"
+    ]
