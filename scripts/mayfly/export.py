@@ -91,8 +91,8 @@ def not_exported(error: Exception, run: str) -> NotExported:
 
 def explained(error: Broken, run: str) -> Broken:
     """The same error, or NotExported for an export that failed between two looks."""
-    chief = (error.details.get("message") or "").startswith("export failed")
-    return not_exported(error, run) if chief else error
+    of_export = (error.details.get("message") or "").startswith("export failed")
+    return not_exported(error, run) if of_export else error
 
 
 def hold_nodes(im: Manager, record: Record, say: Callable[[str], None]) -> None:

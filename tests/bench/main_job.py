@@ -7,22 +7,20 @@ nothing without them. Needs the environment of tests/testenv.py.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from kept import ROOT, machine
+
 COMMAND = ("deploy", "--cloud", "local", "--workers", "2", "--json")
 
 
 def main() -> int:
     """Run the job so many times; 1 when a run failed."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    load_before = os.getloadavg()
+    before = machine()
     documents = []
     for number in range(1, runs + 1):
         print(f"run {number} of {runs}", file=sys.stderr, flush=True)
@@ -32,7 +30,7 @@ def main() -> int:
         if done.returncode:
             print(json.dumps(documents[-1]))
             return 1
-    print(json.dumps({**summary(documents), "machine": machine(), "load_before": load_before}))
+    print(json.dumps({**summary(documents), "machine": before}))
     return 0
 
 
@@ -50,16 +48,6 @@ def summary(documents: list[dict[str, Any]]) -> dict[str, Any]:
         "examples_per_s": round(
             statistics.median(d["samples_processed"] / d["phases"]["training"] for d in documents)
         ),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What ran it."""
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {
-        "cores": os.cpu_count(),
-        "memory_gib": round(pages / 2**30),
-        "kernel": platform.release(),
     }
 
 

@@ -25,12 +25,12 @@ STOP_S = 60
 def resume(board: Board, run: str) -> None:
     """Move a failed run back to exporting. Raises BadInput when its training never succeeded."""
     document = markers.read_json(board, markers.MEMORY) or {}
-    state = resumed(parse_state(document.get("state")), markers.DONE in board.names(), run)
+    state = to_exporting(parse_state(document.get("state")), markers.DONE in board.names(), run)
     memory: dict[str, Any] = {**document, "state": dump_state(state)}
     markers.write_json(board, markers.MEMORY, memory)
 
 
-def resumed(state: RunState | None, trained: bool, run: str) -> RunState:
+def to_exporting(state: RunState | None, trained: bool, run: str) -> RunState:
     """The state from which the coordinator exports; an exporting one stays as it is."""
     if state is None or not trained:
         phase = state.phase if state else "not started"
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     board = markers.board_of(cluster)
     markers.wait_for(board, STOP_S)
     document = markers.read_json(board, markers.MEMORY) or {}
-    resumed(parse_state(document.get("state")), markers.DONE in board.names(), cluster.run)
+    to_exporting(parse_state(document.get("state")), markers.DONE in board.names(), cluster.run)
     # A coordinator that still tries to tell its end would write its memory over ours.
     systemctl("stop")
     resume(board, cluster.run)
