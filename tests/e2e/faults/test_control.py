@@ -160,6 +160,20 @@ def test_ctrl_c(deploy, state):
     assert run.record().destroyed
 
 
+@pytest.mark.parametrize("phase", ["services", "image"])
+def test_ctrl_c_before_anything_is_made(deploy, phase):
+    """There is no run yet: nothing to destroy, and nothing in the ledger."""
+    run = deploy(f"early-{phase}")
+    end = time.monotonic() + LIMIT_S
+    while f"{phase} …" not in run.messages.read_text():
+        assert time.monotonic() < end, run.messages.read_text()
+        time.sleep(0.01)
+    run.process.send_signal(signal.SIGINT)
+    code, document = run.end(LIMIT_S)
+    assert (code, document["run"], document["leftovers"]) == (130, None, 0)
+    assert run.record() is None
+
+
 def test_a_second_ctrl_c_leaves_and_says_what_is_left(deploy):
     run = deploy("twice")
     run.reach("configuring")
