@@ -22,6 +22,7 @@ from mayfly.deploy import Job, Tools, deploy, export_again, prepare
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases, make_display
 from mayfly.errors import UserError
+from mayfly.heat import commands as heat
 from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
@@ -45,6 +46,7 @@ data_app = typer.Typer(help="Datasets in S3.", no_args_is_help=True)
 local_app = typer.Typer(help="What CLOUD=local runs on this machine.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(local_app, name="local")
+app.add_typer(heat.app, name="heat")
 
 # typer carries its own copy of click, whose errors have no public name there.
 _ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
