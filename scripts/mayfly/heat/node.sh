@@ -13,6 +13,7 @@ export LC_ALL=C.UTF-8 HOME=/root GIT_TERMINAL_PROMPT=0
 
 STATE=${MAYFLY_STATE:-/var/lib/mayfly}
 LOG=${MAYFLY_LOG:-/var/log/mayfly.log}
+HOSTS=${MAYFLY_HOSTS:-/etc/hosts}
 SELF=${MAYFLY_SELF:-/usr/local/sbin/mayfly-node}
 CODE=$STATE/code
 VENV=$STATE/venv
@@ -249,8 +250,6 @@ make_environment() {
   [ ! -d "$WHEELS" ] || export PIP_FIND_LINKS=$WHEELS
   python3 -m venv "$VENV"
   retry "$VENV/bin/pip" install -q --disable-pip-version-check --no-cache-dir --no-compile -r requirements.txt
-  [ "$(value launcher)" = plain ] || [ -x "$VENV/bin/torchrun" ] ||
-    fail "requirements.txt installs no torch: there is no torchrun"
   touch "$VENV/.complete"
 }
 
@@ -278,7 +277,7 @@ join_network() { # the variables of the rendezvous; the interface is the one on 
   fi
   [ -n "$interface" ] || fail "no interface has the address $main"
   [ "$interface" != lo ] || fail "the way to $main is the loopback interface"
-  grep -q " $MAIN_NAME\$" /etc/hosts || printf '%s %s\n' "$main" "$MAIN_NAME" >>/etc/hosts
+  grep -q " $MAIN_NAME\$" "$HOSTS" || printf '%s %s\n' "$main" "$MAIN_NAME" >>"$HOSTS"
   MASTER_ADDR=$main MASTER_PORT=$(value port) NODE_RANK=$(value rank)
   NNODES=$(value nodes) NPROC_PER_NODE=$(value processes)
   export MASTER_ADDR MASTER_PORT NODE_RANK NNODES NPROC_PER_NODE
@@ -326,6 +325,7 @@ launch() {
   if [ "$(value launcher)" = plain ]; then
     command=("$VENV/bin/python" -u "$entrypoint")
   else
+    [ -x "$VENV/bin/torchrun" ] || fail "requirements.txt installs no torch: there is no torchrun"
     [ "$NODE_RANK" != 0 ] || is_host=true
     command=("$VENV/bin/torchrun"
       --nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE" --max-restarts="$MAX_RESTARTS"
