@@ -1,9 +1,9 @@
 """Who does what in a cluster, as pure functions of the topology document.
 
 The first worker node runs `chief-0`, worker node i runs `worker-(i-1)`; which further tasks there
-are depends on the engine. Rules of TensorFlow 2.15's Estimator: `chief`, `worker` and `ps` make up the
-cluster; the evaluator gets the cluster without standing in it, and runs beside the chief; the chief
-is not counted among the workers.
+are depends on the engine. Rules of TensorFlow 2.15's Estimator: `chief`, `worker` and `ps` make up
+the cluster; the evaluator gets the cluster without standing in it, and runs beside the chief; the
+chief is not counted among the workers.
 """
 
 from __future__ import annotations
