@@ -265,7 +265,9 @@ def export_command(
 def data_put(
     source: Annotated[Path, typer.Argument(help="Directory or archive.")],
     uri: Annotated[str, typer.Argument(help="s3://bucket/prefix/ to put it at.")],
-    kind: Annotated[str, typer.Option("--format", help=f"{', '.join(convert.FORMATS)}.")] = "auto",
+    kind: Annotated[
+        str, typer.Option("--format", help=f"{', '.join(data.FORMATS)} (as it is).")
+    ] = "auto",
     name: Annotated[str | None, typer.Option(help="Name of the dataset.")] = None,
     classes: Annotated[str | None, typer.Option(help="Class names by label: a,b,c.")] = None,
     pad: Annotated[bool, typer.Option("--pad", help="IDX: pad 28x28x1 to 32x32x3.")] = False,
