@@ -26,17 +26,23 @@ MAIN_NAME=mayfly-main
 
 # --- what is to be done -----------------------------------------------------------------------
 
-value() { # one value of job.json and node.json; an empty text when it is not there
-  python3 - "$STATE" "$1" <<'PY'
+declare -A JOB=() # all of job.json and node.json by key
+
+read_job() {
+  local pairs=() i
+  mapfile -d '' -t pairs < <(python3 - "$STATE" <<'PY'
 import json, pathlib, sys
-documents = [pathlib.Path(sys.argv[1], name).read_text() for name in ("job.json", "node.json")]
-value = {**json.loads(documents[0]), **json.loads(documents[1])}.get(sys.argv[2])
-print("" if value is None else value, end="")
+for name in ("job.json", "node.json"):
+    for key, value in json.loads(pathlib.Path(sys.argv[1], name).read_text()).items():
+        print(key, "" if value is None else value, sep="\0", end="\0")
 PY
+  )
+  [ "${#pairs[@]}" -gt 0 ] || fail "$STATE holds no job"
+  for ((i = 0; i < ${#pairs[@]}; i += 2)); do JOB[${pairs[i]}]=${pairs[i + 1]}; done
 }
 
 words() { # the entrypoint's arguments, each ended by a NUL
-  python3 - "$(value arguments)" <<'PY'
+  python3 - "${JOB[arguments]}" <<'PY'
 import shlex, sys
 print("".join(f"{word}\0" for word in shlex.split(sys.argv[1])), end="")
 PY
@@ -93,7 +99,7 @@ run() {
 
 arm_limit() { # after a reboot the time goes on
   local left
-  left=$(($(cat "$STATE/began") + $(value max_duration) - $(date +%s)))
+  left=$(($(cat "$STATE/began") + JOB[max_duration] - $(date +%s)))
   [ "$left" -gt 0 ] || left=1
   systemctl stop mayfly-limit.timer 2>/dev/null || true
   systemd-run --quiet --collect --unit=mayfly-limit --on-active="$left" "$SELF" expire
@@ -102,7 +108,7 @@ arm_limit() { # after a reboot the time goes on
 expire() {
   systemctl kill --kill-who=all --signal=SIGKILL mayfly-train.service 2>/dev/null || true
   sleep 1
-  [ -e "$STATE/finished" ] || finish 1 "did not end within $(value max_duration) s, while $(cat "$STATE/step")"
+  [ -e "$STATE/finished" ] || finish 1 "did not end within ${JOB[max_duration]} s, while $(cat "$STATE/step")"
 }
 
 finish() { # STATUS [REASON]: results, log, signal, power off; whatever fails, the rest is done
@@ -111,7 +117,7 @@ finish() { # STATUS [REASON]: results, log, signal, power off; whatever fails, t
   set +e
   [ "$status" = 0 ] || word=FAILURE
   [ -n "$reason" ] || reason=$(why "$status")
-  if [ "$(value results)" ] && ! upload "$word" "$reason" >>"$LOG" 2>&1; then
+  if [ -n "${JOB[results]:-}" ] && ! upload "$word" "$reason" >>"$LOG" 2>&1; then
     [ "$word" = FAILURE ] || reason="trained, but the results were not uploaded: $(last_words)"
     word=FAILURE
   fi
@@ -192,7 +198,7 @@ PY
 }
 
 power_off() {
-  [ "$(value keep)" = True ] || systemctl --no-block poweroff
+  [ "${JOB[keep]}" = True ] || systemctl --no-block poweroff
 }
 
 # --- train ------------------------------------------------------------------------------------
@@ -200,7 +206,7 @@ power_off() {
 train() {
   install_packages
   get_code
-  cd "$CODE/$(value directory)"
+  cd "$CODE/${JOB[directory]}"
   make_environment
   check_accelerator
   join_network
@@ -223,8 +229,8 @@ install_packages() {
 
 get_code() {
   local repository ref directory entrypoint
-  repository=$(value repository) ref=$(value ref)
-  directory=$(value directory) entrypoint=$(value entrypoint)
+  repository=${JOB[repository]} ref=${JOB[ref]}
+  directory=${JOB[directory]} entrypoint=${JOB[entrypoint]}
   if [ ! -d "$CODE" ]; then
     step "cloning $repository"
     retry clone "$repository"
@@ -255,8 +261,8 @@ make_environment() {
 
 check_accelerator() {
   local wanted
-  wanted=$(value processes)
-  case $(value accelerator) in
+  wanted=${JOB[processes]}
+  case ${JOB[accelerator]} in
     cpu) export CUDA_VISIBLE_DEVICES="" ;;
     gpu)
       step "looking for GPUs"
@@ -268,9 +274,9 @@ check_accelerator() {
 
 join_network() { # the variables of the rendezvous; the interface is the one on the way to the main node
   local main interface
-  main=$(value main_address)
+  main=${JOB[main_address]}
   step "looking for the way to the main node $main"
-  if [ "$(value rank)" = 0 ]; then
+  if [ "${JOB[rank]}" = 0 ]; then
     interface=$(ip -o -4 addr show | awk -v address="$main" '{split($4, a, "/")} a[1] == address {print $2}')
   else
     interface=$(ip -o -4 route get "$main" | sed -n 's/.* dev \([^ ]*\) .*/\1/p')
@@ -278,8 +284,8 @@ join_network() { # the variables of the rendezvous; the interface is the one on 
   [ -n "$interface" ] || fail "no interface has the address $main"
   [ "$interface" != lo ] || fail "the way to $main is the loopback interface"
   grep -q " $MAIN_NAME\$" "$HOSTS" || printf '%s %s\n' "$main" "$MAIN_NAME" >>"$HOSTS"
-  MASTER_ADDR=$main MASTER_PORT=$(value port) NODE_RANK=$(value rank)
-  NNODES=$(value nodes) NPROC_PER_NODE=$(value processes)
+  MASTER_ADDR=$main MASTER_PORT=${JOB[port]} NODE_RANK=${JOB[rank]}
+  NNODES=${JOB[nodes]} NPROC_PER_NODE=${JOB[processes]}
   export MASTER_ADDR MASTER_PORT NODE_RANK NNODES NPROC_PER_NODE
   export WORLD_SIZE=$((NNODES * NPROC_PER_NODE))
   export GLOO_SOCKET_IFNAME=$interface NCCL_SOCKET_IFNAME=$interface TP_SOCKET_IFNAME=$interface
@@ -288,9 +294,9 @@ join_network() { # the variables of the rendezvous; the interface is the one on 
 
 wait_for_main() { # workers wait; the main node goes on, and tells Heat once its own port is open
   local limit
-  limit=$(value start_timeout)
+  limit=${JOB[start_timeout]}
   if [ "$NODE_RANK" = 0 ]; then
-    if [ "$(value waits_for)" = started ]; then
+    if [ "${JOB[waits_for]}" = started ]; then
       # Not into the pipe of the log, which would then stay open as long as this waits.
       (until_open "$MASTER_ADDR" "$MASTER_PORT" "$limit" && signal_heat SUCCESS "training started") >/dev/null 2>&1 &
     fi
@@ -298,7 +304,7 @@ wait_for_main() { # workers wait; the main node goes on, and tells Heat once its
   fi
   step "waiting for the main node $MASTER_ADDR:$MASTER_PORT"
   until_open "$MASTER_ADDR" "$MASTER_PORT" "$limit" || fail "it did not answer within $limit s"
-  [ "$(value waits_for)" != started ] || signal_heat SUCCESS "training started"
+  [ "${JOB[waits_for]}" != started ] || signal_heat SUCCESS "training started"
 }
 
 until_open() { # ADDRESS PORT SECONDS
@@ -319,18 +325,18 @@ PY
 
 launch() {
   local entrypoint command=() arguments=() is_host=false
-  entrypoint=$(value entrypoint)
+  entrypoint=${JOB[entrypoint]}
   words >"$STATE/arguments"
   mapfile -d '' -t arguments <"$STATE/arguments"
-  if [ "$(value launcher)" = plain ]; then
+  if [ "${JOB[launcher]}" = plain ]; then
     command=("$VENV/bin/python" -u "$entrypoint")
   else
     [ -x "$VENV/bin/torchrun" ] || fail "requirements.txt installs no torch: there is no torchrun"
     [ "$NODE_RANK" != 0 ] || is_host=true
     command=("$VENV/bin/torchrun"
       --nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE" --max-restarts="$MAX_RESTARTS"
-      --rdzv-backend=c10d --rdzv-id="$(value stack)" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"
-      --rdzv-conf="is_host=$is_host,join_timeout=$(value start_timeout)"
+      --rdzv-backend=c10d --rdzv-id="${JOB[stack]}" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"
+      --rdzv-conf="is_host=$is_host,join_timeout=${JOB[start_timeout]}"
       --local-addr="$(rendezvous_name)" "$entrypoint")
   fi
   step "running $entrypoint on node $NODE_RANK of $NNODES"
@@ -345,8 +351,8 @@ rendezvous_name() {
 
 case ${1:-} in
   install) install_unit ;;
-  run) run ;;
-  train) train ;;
-  expire) expire ;;
+  run) read_job; run ;;
+  train) read_job; train ;;
+  expire) read_job; expire ;;
   *) echo "usage: mayfly-node install | run | train | expire" >&2; exit 2 ;;
 esac
