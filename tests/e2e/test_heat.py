@@ -20,6 +20,7 @@ from heat_cloud import git_server
 from heat_cloud.cloud import Stack
 from machine import ROOT
 
+import testenv
 from mayfly import fashion_mnist
 from mayfly.heat.job import make_job
 from mayfly.heat.template import build, dump
@@ -72,6 +73,10 @@ def place(platform, tmp_path_factory) -> Iterator[Place]:
 def make(place: Place) -> Iterator[Make]:
     """Creates a stack of a job; it is deleted at the end, and nothing of it is left."""
     made: list[Stack] = []
+    keys = {
+        "s3_access_key_id": testenv.VARIABLES["MAYFLY_S3_ACCESS_KEY_ID"],
+        "s3_secret_access_key": testenv.CANARY,
+    }
 
     def create(name: str, absent: frozenset[str] = frozenset(), **job: Any) -> Stack:
         asked = {
@@ -86,7 +91,7 @@ def make(place: Place) -> Iterator[Make]:
             image=place.image,
             name=f"mayfly-heat-{name}",
             text=dump(build(make_job(asked))),
-            parameters={"key": "no-key"},
+            parameters={"key": "no-key", **(keys if "results" in job else {})},
             labels=place.labels,
             absent=absent,
         )
@@ -137,15 +142,27 @@ def test_an_entrypoint_that_fails_on_one_worker(make: Make):
 
 
 @pytest.mark.slow
-def test_a_repository_that_answers_404(make: Make, place: Place):
+def test_a_repository_that_answers_404(make: Make, place: Place, platform, bucket):
+    """The log of what failed is in the bucket, and the keys are nowhere that anybody reads."""
     url = f"{place.git.url}/nothing.git"
-    stack = make("no-repository", repository=url, arguments=training())
+    prefix = "heat/no-repository/"
+    to = {"results": f"s3://mayfly/{prefix}", "s3_endpoint": platform.s3_endpoint}
+    stack = make("no-repository", repository=url, arguments=training(), **to)
     state, reasons = stack.wait(CREATE_S)
     assert state == "CREATE_FAILED"
     for node in NODES:
         assert f"cloning {url}" in reasons[node]
         assert "not found" in reasons[node]
     assert stack.wait_until_off(OFF_S) == []
+    for node in NODES:
+        own = f"{prefix}{stack.name}/{node.replace('_', '-')}"
+        log = bucket.get_object(Bucket="mayfly", Key=f"{own}/mayfly.log")["Body"].read().decode()
+        assert f"cloning {url}" in log
+        assert testenv.CANARY not in log + stack.read(node, "/var/log/mayfly.log")
+        outcome = json.loads(
+            bucket.get_object(Bucket="mayfly", Key=f"{own}/outcome.json")["Body"].read()
+        )
+        assert outcome["status"] == "FAILURE"
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ class Cloud:
 
 @pytest.fixture(autouse=True)
 def exceptions(monkeypatch):
-    fake = SimpleNamespace(NotFoundException=Gone)
+    fake = SimpleNamespace(NotFoundException=Gone, SDKException=Gone)
     monkeypatch.setattr(stack, "exceptions", fake, raising=False)
 
 

@@ -170,9 +170,9 @@ PY
 upload() { # STATUS REASON: the log, the outcome and what is in the results directory, to S3
   local tools=$STATE/tools
   if [ ! -e "$tools/.complete" ]; then
-    [ ! -d "$WHEELS" ] || export PIP_FIND_LINKS=$WHEELS
     python3 -m venv "$tools"
-    retry "$tools/bin/pip" install -q --disable-pip-version-check 'boto3>=1.35,<2' || return 1
+    local pip=("$tools/bin/pip" install -q --disable-pip-version-check 'boto3>=1.35,<2')
+    "${pip[@]}" --no-index --find-links="$WHEELS" 2>/dev/null || retry "${pip[@]}" || return 1
     touch "$tools/.complete"
   fi
   "$tools/bin/python" - "$STATE" "$LOG" "$1" "$2" <<'PY'

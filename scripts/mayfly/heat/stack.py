@@ -60,6 +60,15 @@ def delete(
 
     Raises UserError for a stack that is not ours, RemoteError for one that does not go away.
     """
+    try:
+        return _delete(cloud, name, timeout_s, sleep)
+    except exceptions.SDKException as error:
+        raise RemoteError(
+            f"stack {name!r}: {error}", "correct it there and delete again"
+        ) from error
+
+
+def _delete(cloud: Any, name: str, timeout_s: float, sleep: Callable[[float], None]) -> Deleted:
     found = cloud.orchestration.find_stack(name, ignore_missing=True)
     if found is None:
         return Deleted(False, 0)
@@ -71,9 +80,22 @@ def delete(
             f"if it is to go: openstack stack delete {name}",
         )
     resources = _resources(cloud, found)
-    end = time.monotonic() + timeout_s
     cloud.orchestration.delete_stack(found, ignore_missing=True)
-    while (state := _state(cloud, found.id)) is not None:
+    _wait(cloud, found.id, name, timeout_s, sleep)
+    left = [text for text in (_look(cloud, *item) for item in resources) if text]
+    if left:
+        raise RemoteError(
+            f"stack {name!r} is deleted, but some of it is left: {', '.join(left)}",
+            "delete them in the dashboard, or with `openstack`",
+        )
+    return Deleted(True, len(resources))
+
+
+def _wait(
+    cloud: Any, stack_id: str, name: str, timeout_s: float, sleep: Callable[[float], None]
+) -> None:
+    end = time.monotonic() + timeout_s
+    while (state := _state(cloud, stack_id)) is not None:
         if state.status == "DELETE_FAILED":
             raise RemoteError(
                 f"stack {name!r} cannot be deleted: {state.status_reason}",
@@ -82,13 +104,6 @@ def delete(
         if time.monotonic() > end:
             raise RemoteError(f"stack {name!r} is not gone yet ({state.status})", "delete it again")
         sleep(PAUSE_S)
-    left = [text for text in (_look(cloud, *item) for item in resources) if text]
-    if left:
-        raise RemoteError(
-            f"stack {name!r} is deleted, but some of it is left: {', '.join(left)}",
-            "delete them in the dashboard, or with `openstack`",
-        )
-    return Deleted(True, len(resources))
 
 
 def _resources(cloud: Any, stack: Any) -> list[tuple[str, str]]:
