@@ -40,6 +40,7 @@ ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
         "nodes": {"ps": {"count": 0}},
         "trainer": {"mode": "sync", "program": "builtin:mnist_lightning"},
         "data": {"source": "datasets/fashion-mnist-idx/", "format": "files"},
+        "tensorboard": False,  # no built-in program writes events
     },
 }
 # Samples in a global step where a program's own default is another than the common one.
@@ -374,7 +375,7 @@ class ClusterSpec(Model):
     limits: Limits = Limits()
     """What ends the run."""
     tensorboard: bool = True
-    """Run TensorBoard on the chief, reached by `mayfly tensorboard`."""
+    """Run TensorBoard on the chief, reached by `mayfly tensorboard`; off with engine torch."""
 
     def count(self, group: str) -> int:
         """How many nodes the group `ps` or `worker` has."""

@@ -188,6 +188,7 @@ def test_what_a_program_without_savedmodels_leaves():
         f"{MODEL}/export/labels/names.json": b"n",
         f"{MODEL}/checkpoints/step=1.ckpt": b"1",
         f"{MODEL}/checkpoints/step=2.ckpt": b"2",
+        f"{MODEL}/checkpoints/step=3.ckpt.0a1b.part": b"3",
     }
     found = model_files.find(FakeHdfs(left), MODEL)
     targets = sorted(file.target for file in found.files)

@@ -17,7 +17,8 @@ _SAVED_MODEL = "saved_model.pb"
 _EXPORT, _CHECKPOINTS = "export/", "checkpoints/"
 _EVENTS = "events.out.tfevents."
 # The Estimator exports to such a directory first, and renames it when it is complete.
-_UNFINISHED = re.compile(r"(^|/)temp-[^/]*(/|$)")
+# Other programs' files have this ending until they are (roles/runtime/files/mayfly_hdfs.py).
+_UNFINISHED = re.compile(r"(^|/)temp-[^/]*(/|$)|\.part$")
 _LATEST = re.compile(r'^model_checkpoint_path:\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -96,11 +97,15 @@ def _exported(names: dict[str, FileInfo]) -> list[ModelFile]:
 
 
 def _newest_checkpoint(names: dict[str, FileInfo]) -> list[ModelFile]:
-    saved = [info for name, info in names.items() if name.startswith(_CHECKPOINTS)]
+    saved = [info for name, info in names.items() if _is_checkpoint(name)]
     newest = max(saved, key=lambda info: (info.modified_ms, info.path), default=None)
     if newest is None:
         return []
     return [ModelFile(newest, f"{_CHECKPOINTS}{posixpath.basename(newest.path)}")]
+
+
+def _is_checkpoint(name: str) -> bool:
+    return name.startswith(_CHECKPOINTS) and not _UNFINISHED.search(name)
 
 
 def _last_checkpoint(hdfs: Reader, names: dict[str, FileInfo]) -> str | None:
