@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import functools
+import http.server
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,26 @@ def test_a_good_repository_passes(ref: str):
 def test_a_commit_passes_long_or_short(repository: Path):
     check(ref=head(repository))
     check(ref=head(repository)[:8])
+
+
+def test_a_repository_on_a_plain_web_server_passes(repository: Path, tmp_path, monkeypatch):
+    bare = tmp_path / "www/repo.git"
+    subprocess.run(["git", "clone", "-q", "--bare", repository, bare], check=True)
+    subprocess.run(["git", "-C", bare, "update-server-info"], check=True)
+    handler = functools.partial(Quiet, directory=str(bare.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/repo.git"
+        settings = ["git", "config", "--file", tmp_path / "gitconfig"]
+        subprocess.run([*settings, f"url.{url}.insteadOf", f"{URL}-plain"], check=True)
+        for ref in ("", "v1"):
+            check(repository=f"{URL}-plain", ref=ref)
+        server.shutdown()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,9 @@ install_packages() {
   step "installing git and python3-venv"
   if command -v apt-get >/dev/null; then
     retry apt-get update -q
-    DEBIAN_FRONTEND=noninteractive retry apt-get install -y -q --no-install-recommends git python3-venv
+    # A fresh machine may be at its own upgrades.
+    DEBIAN_FRONTEND=noninteractive retry apt-get -o DPkg::Lock::Timeout=300 install -y -q \
+      --no-install-recommends git python3-venv
   elif command -v dnf >/dev/null; then
     retry dnf install -y -q git python3
   else

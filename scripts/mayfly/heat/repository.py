@@ -36,11 +36,15 @@ def check_repository(job: HeatJob) -> None:
 
 def _fetch(job: HeatJob, clone: Path) -> str:
     """Fetch the names of the ref into `clone`; returns what to call it there."""
-    _git("init", "-q", "--bare", str(clone))
-    shallow = ("fetch", "-q", "--depth=1", "--filter=blob:none")
-    done = _git(*shallow, "--", job.repository, job.ref or "HEAD", at=clone)
+    _start(clone)
+    wanted = ("--", job.repository, job.ref or "HEAD")
+    done = _git("fetch", "-q", "--depth=1", "--filter=blob:none", *wanted, at=clone)
+    if "dumb http" in done.stderr:  # a plain web server has no part of a history to give
+        _start(clone)
+        done = _git("fetch", "-q", *wanted, at=clone)
     if done.returncode and job.ref:
         # A short commit has no name on the server: look for it in the whole history.
+        _start(clone)
         everything = ("refs/heads/*:refs/heads/*", "refs/tags/*:refs/tags/*")
         whole = _git("fetch", "-q", "--", job.repository, *everything, at=clone)
         if whole.returncode == 0:
@@ -57,6 +61,12 @@ def _fetch(job: HeatJob, clone: Path) -> str:
             f"{job.repository} cannot be cloned: {lines[-1]}", f"correct the URL, {SKIP}"
         )
     return "FETCH_HEAD"
+
+
+def _start(clone: Path) -> None:
+    """An empty repository: one that has tried --filter expects all servers to know it."""
+    shutil.rmtree(clone, ignore_errors=True)
+    _git("init", "-q", "--bare", str(clone))
 
 
 def _git(*words: str, at: Path | None = None) -> subprocess.CompletedProcess[str]:
