@@ -44,6 +44,39 @@ def test_flags_write_a_template_and_say_what_comes_next(mayfly, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["template.yml"]
 
 
+def test_what_is_not_given_has_its_default(mayfly):
+    document = json.loads(mayfly(*GOOD, "--json")[1])
+    made = commands.make_job({"repository": GOOD[1], "entrypoint": GOOD[3]})
+    assert document["job"] == made.model_dump(mode="json")
+    assert made.dns
+
+
+def test_no_worker_is_a_number_of_workers(mayfly, tmp_path):
+    assert mayfly(*GOOD, "--workers", "0")[0] == 0
+    assert "worker_1" not in (tmp_path / "template.yml").read_text()
+
+
+def test_lists_repeat_their_flag(mayfly):
+    words = ["--dns", "192.0.2.1", "--dns", "192.0.2.2", "--security-group", "nfs"]
+    document = json.loads(mayfly(*GOOD, *words, "--json")[1])
+    assert document["job"]["dns"] == ["192.0.2.1", "192.0.2.2"]
+    assert document["job"]["security_groups"] == ["nfs"]
+
+
+def test_flags_win_over_a_job_file(mayfly, tmp_path):
+    (tmp_path / "job.yml").write_text(
+        "nodes: {worker: {count: 3}}\n"
+        "trainer:\n"
+        "  engine: torch\n"
+        "  program: git+https://example.org/team/repo.git@v1\n"
+        "  entrypoint: train.py\n"
+    )
+    code, out, err = mayfly("job.yml", "--ref", "v2", "--no-check", "--json")
+    document = json.loads(out)
+    assert code == 0, err
+    assert (document["nodes"], document["job"]["ref"]) == (3, "v2")
+
+
 def test_four_answers_write_the_same_template(mayfly, tmp_path):
     wrong = "git@example.org:x.git\n"
     answers = "https://example.org/team/repo.git\n1\n.\ntrain.py\n"

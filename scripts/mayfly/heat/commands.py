@@ -146,11 +146,7 @@ def delete(
 def _values(context: typer.Context) -> dict[str, Any]:
     """The job's settings: flags over the job file, or the answers to the questions."""
     given = context.params
-    flags = {
-        name: value
-        for name, value in given.items()
-        if name not in _OWN and value not in (None, False, [])
-    }
+    flags = {name: value for name, value in given.items() if name not in _OWN and _is_given(value)}
     if flags.get("results"):
         flags["results"] = _checked("results", s3_uri, flags["results"])
     if given["job"]:
@@ -169,6 +165,11 @@ def _values(context: typer.Context) -> dict[str, Any]:
         lambda text: typer.echo(text, err=True),
     )
     return {**answers, **flags}
+
+
+def _is_given(value: Any) -> bool:
+    """Whether a flag was on the command line; typer gives () for a list that was not."""
+    return bool(value) or (value == 0 and value is not False)
 
 
 def _checked(name: str, check: Any, value: str) -> Any:
