@@ -179,6 +179,16 @@ def test_a_main_node_that_never_comes_up(make: Make):
 
 
 @pytest.mark.slow
+def test_the_plain_launcher(make: Make):
+    """Lightning's own way: one process a node, found by the variables alone."""
+    stack = make("plain", arguments=training(epochs=1), launcher="plain", workers=1)
+    state, reasons = stack.wait(CREATE_S)
+    assert state == "CREATE_COMPLETE", reasons
+    assert stack.wait_until_off(OFF_S) == []
+    assert json.loads(stack.read("main", f"{RESULTS}/export/model.json"))["pictures"] == 10_000
+
+
+@pytest.mark.slow
 def test_a_worker_that_is_killed_and_restarted(make: Make, place: Place):
     """The machine loses power in the middle of training, and comes back."""
     stack = make("killed", arguments=training(epochs=4))

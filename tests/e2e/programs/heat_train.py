@@ -1,7 +1,6 @@
 """The test repository's entrypoint: mnist_lightning.py on nodes that share no file system.
 
-Options of its own, before `--`:
-  --fail-on-node N   exit 1 there, before anything is trained
+With `--fail-on-node N` as its first words, it exits with 1 there before anything is trained.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ import mnist_lightning
 import torch.distributed as dist
 
 own = mnist_lightning.last_checkpoint
+# Under torchrun GROUP_RANK is the rank that it gave the node.
+NODE = os.environ.get("GROUP_RANK", os.environ.get("NODE_RANK", "0"))
 
 
 def shared_checkpoint(job_dir: str) -> str | None:
@@ -22,11 +23,12 @@ def shared_checkpoint(job_dir: str) -> str | None:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return found
     if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    here = None
+        rank, world = int(os.environ.get("RANK", NODE)), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", rank=rank, world_size=world)
+    box: list[tuple[str, bytes] | None] = [None]
     if dist.get_rank() == 0 and found:
-        here = (Path(found.removeprefix("file://")).name, Path(found.removeprefix("file://")))
-    box = [(here[0], here[1].read_bytes()) if here else None]
+        path = Path(found.removeprefix("file://"))
+        box = [(path.name, path.read_bytes())]
     dist.broadcast_object_list(box, src=0)
     if box[0] is None:
         return None
@@ -41,11 +43,11 @@ def shared_checkpoint(job_dir: str) -> str | None:
 def main() -> None:
     words = sys.argv[1:]
     if words and words[0] == "--fail-on-node":
-        if os.environ["GROUP_RANK"] == words[1]:
+        if words[1] == NODE:
             print("RuntimeError: this node was told to fail", flush=True)
             sys.exit(1)
         words = words[2:]
-    print("node", os.environ["GROUP_RANK"], "words", words, flush=True)
+    print("node", NODE, "words", words, flush=True)
     sys.argv[1:] = words
     mnist_lightning.last_checkpoint = shared_checkpoint
     mnist_lightning.main()
