@@ -10,9 +10,9 @@ from typing import NoReturn
 PYTHON = Path(__file__).resolve().parents[1] / ".venv/bin/python"
 
 
-def run_module(name: str) -> NoReturn:
-    """Become `python -m name` of .venv, with this process's arguments."""
+def run_module(name: str, *words: str) -> NoReturn:
+    """Become `python -m name words…` of .venv, with this process's arguments after them."""
     if not PYTHON.exists():
         sys.exit("the Python environment .venv does not exist — make it with: make setup")
     # -P: what lies in the current directory must not be imported.
-    os.execv(PYTHON, [str(PYTHON), "-P", "-m", name, *sys.argv[1:]])
+    os.execv(PYTHON, [str(PYTHON), "-P", "-m", name, *words, *sys.argv[1:]])

@@ -22,6 +22,7 @@ from mayfly.deploy import Job, Tools, deploy, export_again, prepare
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases, make_display
 from mayfly.errors import UserError
+from mayfly.heat import commands as heat
 from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
@@ -46,6 +47,7 @@ data_app = typer.Typer(help="Datasets in S3.", no_args_is_help=True)
 local_app = typer.Typer(help="What CLOUD=local runs on this machine.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(local_app, name="local")
+app.add_typer(heat.app, name="heat")
 
 # typer carries its own copy of click, whose errors have no public name there.
 _ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -265,7 +267,9 @@ def export_command(
 def data_put(
     source: Annotated[Path, typer.Argument(help="Directory or archive.")],
     uri: Annotated[str, typer.Argument(help="s3://bucket/prefix/ to put it at.")],
-    kind: Annotated[str, typer.Option("--format", help=f"{', '.join(convert.FORMATS)}.")] = "auto",
+    kind: Annotated[
+        str, typer.Option("--format", help=f"{', '.join(data.FORMATS)} (as it is).")
+    ] = "auto",
     name: Annotated[str | None, typer.Option(help="Name of the dataset.")] = None,
     classes: Annotated[str | None, typer.Option(help="Class names by label: a,b,c.")] = None,
     pad: Annotated[bool, typer.Option("--pad", help="IDX: pad 28x28x1 to 32x32x3.")] = False,

@@ -1,4 +1,4 @@
-"""`mayfly data put`: a directory or an archive → TFRecords with a manifest in a bucket."""
+"""`mayfly data put`: a directory or an archive → TFRecords, or files as they are, in a bucket."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from mayfly_train.verify import read_manifest, verify_directory
 
 Report = Callable[[str, float | None], None]
 PARALLEL = 8
+FILES = "files"  # the format of what is put as it is
+FORMATS = (*convert.FORMATS, FILES)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ def put(
     """
     target = s3.parse_uri(uri)
     s3.require_bucket(client, target)
+    if options.format == FILES:
+        return upload(source, describe_files(source, options.name), client, target, report)
     if holds_records(source):
         return upload(source, describe(source, options.name), client, target, report)
     with tempfile.TemporaryDirectory(prefix="mayfly-data-") as temporary:
@@ -93,6 +97,15 @@ def upload(
 def holds_records(source: Path) -> bool:
     """Whether this is a directory of TFRecord files, which needs no conversion."""
     return source.is_dir() and any(_records(source))
+
+
+def describe_files(directory: Path, name: str | None = None) -> Manifest:
+    """The manifest of whatever files a directory holds. Raises UserError when it holds none."""
+    label = name or directory.resolve().name
+    made = manifest.from_directory(directory, "dataset", format=FILES, name=label, source=label)
+    if not made.files:
+        raise UserError(f"no files in {directory}", "name the directory that holds the data")
+    return made
 
 
 def describe(directory: Path, name: str | None = None) -> Manifest:

@@ -24,7 +24,7 @@ from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore, staging_progress
 from mayfly.services import Services, open_services
 from mayfly.spec import CHECKOUT, ClusterSpec
-from mayfly.steps import load_stages
+from mayfly.steps import GROUPS, load_stages
 from mayfly.summary import PHASES, failure_document, success_document
 from mayfly.watch import (
     EXPORTING,
@@ -39,7 +39,6 @@ from mayfly.watch import (
 )
 from mayfly_train.errors import NodeError
 
-DEFAULT_DATA = "fashion-mnist/"  # the end of the default job's data source
 # Nodes report every few seconds; a whole epoch of evaluation is shorter than this.
 SILENCE_S = 150.0
 
@@ -150,7 +149,8 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
 
 
 def _nodes(spec: ClusterSpec) -> str:
-    return f"{spec.count('ps')} ps + {spec.count('worker')} worker nodes"
+    groups = [f"{spec.count(group)} {group}" for group in GROUPS if spec.count(group)]
+    return f"{' + '.join(groups)} nodes"
 
 
 def _register(ready: Ready, tools: Tools) -> None:
@@ -161,17 +161,18 @@ def _register(ready: Ready, tools: Tools) -> None:
 
 
 def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) -> None:
-    """Put the default job's data into the local bucket, where it is not yet."""
+    """Put the default jobs' data into the local bucket, where it is not yet."""
     source = job.spec.data.source
-    if services.platform is None or not source.endswith(DEFAULT_DATA):
+    known = fashion_mnist.made_for(source)
+    if services.platform is None or known is None:
         return
     if services.s3.endpoint != services.platform.s3_endpoint or not preflight.is_unfinished(
         services.client, source
     ):
         return
     with phases.phase("data") as report:
-        directory = fashion_mnist.prepare(tools.cache, report)
-        data.put(directory, source, services.client, fashion_mnist.OPTIONS, report)
+        directory = known.prepare(tools.cache, report)
+        data.put(directory, source, services.client, known.options, report)
 
 
 def _new_run(job: Job, tools: Tools, services: Services, image: str) -> Run:

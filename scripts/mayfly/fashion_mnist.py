@@ -1,7 +1,8 @@
-"""The data of the default job: Fashion-MNIST, for the local bucket that has none yet.
+"""The data of the default jobs: Fashion-MNIST, for the local bucket that has none yet.
 
 CLOUD=local has no bucket of the user's to take data from. The real Fashion-MNIST comes from its
-Debian package, is converted once, and is kept by content hash; later runs only upload it.
+Debian package. As TFRecords it is converted once, and kept by content hash; later runs only upload
+it. As IDX files it is uploaded as the package has it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from mayfly import data
 from mayfly.errors import UserError
 from mayfly.local.host import install_packages
 from mayfly_train import convert, manifest
@@ -27,6 +30,29 @@ OPTIONS = convert.Options(
     ),
     padded=True,
 )
+
+
+FILES = convert.Options(format=data.FILES, name="Fashion-MNIST (IDX files)")
+Prepare = Callable[[Path, Callable[[str, float | None], None]], Path]
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a directory to put into the bucket is made, and what `data.put` does with it."""
+
+    prepare: Prepare
+    options: convert.Options
+
+
+def made_for(source: str) -> Made | None:
+    """What belongs at a default job's data source, None at any other."""
+    ends = {"fashion-mnist/": Made(prepare, OPTIONS), "fashion-mnist-idx/": Made(find, FILES)}
+    return next((made for end, made in ends.items() if source.endswith(end)), None)
+
+
+def find(_cache: Path, report: Callable[[str, float | None], None]) -> Path:
+    """The directory with the IDX files, from the package. Raises UserError as `prepare` does."""
+    return _source(report)
 
 
 def prepare(cache: Path, report: Callable[[str, float | None], None]) -> Path:

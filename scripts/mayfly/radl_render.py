@@ -59,7 +59,7 @@ def context(
         "cloud": profile.name,
         "inputs": [inputs.S3_ACCESS_KEY_ID, inputs.S3_SECRET_ACCESS_KEY],
         "public_ports": PUBLIC_PORTS,
-        "systems": [_system(group, spec, profile, run) for group in GROUPS],
+        "systems": [_system(group, spec, profile, run) for group in GROUPS if spec.count(group)],
         "blocks": [
             {
                 "name": f"{stage.name}_{play.group}",
@@ -69,6 +69,7 @@ def context(
             }
             for stage in stages
             for play in stage.plays
+            if spec.count(play.group)
         ],
     }
 
@@ -86,7 +87,7 @@ def _system(group: str, spec: ClusterSpec, profile: CloudProfile, run: Run) -> d
         "spot": nodes.spot and profile.instance_types,
         # The private network comes first: it is the one whose name and address nodes use.
         "networks": ["private", "public"]
-        if group == "ps" or profile.public_workers
+        if group == "ps" or profile.public_workers or not spec.count("ps")
         else ["private"],
         "image": run.image,
         "user": profile.user,

@@ -14,6 +14,8 @@ from mayfly.spec import ClusterSpec, parse_git
 
 # A run that takes as long as it may still needs its nodes for what comes before and after.
 MARGIN_S = 1800
+# What each engine's programs are written in: the runtime's variable.
+FRAMEWORKS = {"estimator": "tensorflow", "torch": "torch"}
 
 
 def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
@@ -23,6 +25,7 @@ def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         "dataset_source": spec.data.source,
         "dataset_run_uri": run.uri(spec),
         **_s3("dataset", run),
+        "runtime_framework": FRAMEWORKS[spec.trainer.engine],
         **_trainer(spec, run),
         "model_export_run_uri": run.uri(spec),
         **_s3("model_export", run),

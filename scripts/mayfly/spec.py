@@ -30,8 +30,22 @@ from mayfly.errors import UserError, nearest
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEFAULT_JOB = CHECKOUT / "training/jobs/default.yml"
 
-ENGINE = "estimator"
-LATER_ENGINES = ("command", "horovod", "keras-ps", "mwms", "tf-server", "torch")
+ENGINES = ("estimator", "torch")
+LATER_ENGINES = ("command", "horovod", "keras-ps", "mwms", "tf-server")
+ESTIMATOR, TORCH = ENGINES
+# What an engine's own default job sets aside, when a job file chooses the engine and no more.
+ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
+    ESTIMATOR: {},
+    TORCH: {
+        "nodes": {"ps": {"count": 0}},
+        "trainer": {"mode": "sync", "program": "builtin:mnist_lightning"},
+        "data": {"source": "datasets/fashion-mnist-idx/", "format": "files"},
+        "tensorboard": False,  # no built-in program writes events
+    },
+}
+# Samples in a global step where a program's own default is another than the common one.
+BATCH_SIZE = 128
+BATCH_SIZES = {"builtin:mnist_lightning": 64}
 
 # The short names of flags and of MAYFLY_<NAME> variables, and the key of the job file each sets.
 SHORT_NAMES = {
@@ -124,9 +138,9 @@ def _relative_path(value: str) -> str:
 
 def _engine(value: object) -> object:
     if value in LATER_ENGINES:
-        raise ValueError(f"is planned but not in this version; use {ENGINE}")
-    if value != ENGINE:
-        known = (ENGINE, *LATER_ENGINES)
+        raise ValueError(f"is planned but not in this version; use {' or '.join(ENGINES)}")
+    if value not in ENGINES:
+        known = (*ENGINES, *LATER_ENGINES)
         guess = nearest(str(value), known)
         raise ValueError(f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}")
     return value
@@ -193,14 +207,15 @@ class NodeGroup(Model):
 
 
 class ParameterServers(NodeGroup):
-    """The parameter servers; the first one also runs the HDFS NameNode."""
+    """The parameter servers; the first one also runs the HDFS NameNode, without any it is on the
+    first worker."""
 
-    count: int = Field(default=1, ge=1)
-    """How many parameter servers."""
+    count: int = Field(default=1, ge=0)
+    """How many parameter servers; engine torch has none."""
 
 
 class Workers(NodeGroup):
-    """The trainers; the first one is the chief, and evaluates."""
+    """The trainers; the first one is the chief (torch: it is where the others meet)."""
 
     count: int = Field(default=2, ge=1)
     """How many workers, the chief included."""
@@ -219,11 +234,13 @@ class Trainer(Model):
     """What trains, and how long."""
 
     engine: Annotated[
-        str, BeforeValidator(_engine), Field(json_schema_extra={"enum": [ENGINE]})
-    ] = ENGINE
-    """How tasks find each other and share the model: `estimator` (TensorFlow 2.15 Estimator)."""
+        str, BeforeValidator(_engine), Field(json_schema_extra={"enum": [*ENGINES]})
+    ] = ESTIMATOR
+    """How tasks find each other and share the model: `estimator` (TensorFlow 2.15 Estimator with
+    parameter servers) or `torch` (torchrun, and gradients averaged over gloo or NCCL)."""
     mode: Literal["async", "sync"] = "async"
-    """`async`: each worker updates the parameter servers alone; `sync`: all average first."""
+    """`async`: each worker updates the parameter servers alone; `sync`: all average first.
+    Engine torch is always `sync`."""
     program: str = "builtin:cifar10"
     """`builtin:NAME`, or `git+https://host/repository[@ref]`."""
     directory: RelativePath = "."
@@ -234,13 +251,13 @@ class Trainer(Model):
     """Global steps: all workers together, so samples seen do not depend on their number."""
     args: Annotated[dict[str, Any], WithJsonSchema(_ARGS_SCHEMA)] = Field(default_factory=dict)
     """Further arguments: `key_name: value` becomes `--key-name value`, true becomes the bare flag,
-    a list repeats the flag. `batch_size` also turns steps into samples (128 when absent)."""
+    a list repeats the flag. `batch_size` also turns steps into samples (128 when absent, 64 for
+    builtin:mnist_lightning)."""
 
     @property
     def batch_size(self) -> int:
         """Examples in one global step, whatever the number of workers."""
-        value = self.args.get("batch_size", 128)
-        return value if isinstance(value, int) else 128
+        return int(self.args.get("batch_size", BATCH_SIZES.get(self.program, BATCH_SIZE)))
 
     @field_validator("program")
     @classmethod
@@ -286,8 +303,9 @@ class Data(Model):
     source: Annotated[str, AfterValidator(_data_source)] = "datasets/fashion-mnist/"
     """`s3://bucket/prefix/`, or a prefix in the bucket of `model.destination`. It holds a
     manifest.json, written by `mayfly data put`."""
-    format: Literal["tfrecord"] = "tfrecord"
-    """How the data lies there; `mayfly data put` converts to tfrecord."""
+    format: Literal["tfrecord", "files"] = "tfrecord"
+    """How the data lies there: `tfrecord`, to which `mayfly data put` converts, or `files`, as they
+    were (`mayfly data put --format files`)."""
 
 
 class ModelOutput(Model):
@@ -357,7 +375,7 @@ class ClusterSpec(Model):
     limits: Limits = Limits()
     """What ends the run."""
     tensorboard: bool = True
-    """Run TensorBoard on the chief, reached by `mayfly tensorboard`."""
+    """Run TensorBoard on the chief, reached by `mayfly tensorboard`; off with engine torch."""
 
     def count(self, group: str) -> int:
         """How many nodes the group `ps` or `worker` has."""
@@ -413,10 +431,26 @@ def load_spec(
     environment = Layer("the environment", expand(environment_settings(environ)))
     flags = Layer("the command line", expand(overrides))
     if file is None:
-        layers = [Layer("the default job", read_job(DEFAULT_JOB)), environment, flags]
+        engine = _engine_of([environment, flags])
+        layers = [Layer("the default job", read_job(default_job(engine))), environment, flags]
     else:
         layers = [environment, Layer(str(file), read_job(file)), flags]
+        defaults = ENGINE_DEFAULTS.get(_engine_of(layers), {})
+        layers = [Layer("the engine's defaults", defaults), *layers]
     return validate(merge(layers), layers)
+
+
+def default_job(engine: str) -> Path:
+    """The job that runs with this engine when no job file is given."""
+    own = DEFAULT_JOB.with_name(f"{engine}.yml")
+    return own if engine in ENGINES and own.exists() else DEFAULT_JOB
+
+
+def _engine_of(layers: list[Layer]) -> str:
+    """The engine that the layers choose, which is not checked yet."""
+    trainer = merge(layers).get("trainer")
+    engine = trainer.get("engine") if isinstance(trainer, dict) else None
+    return engine if isinstance(engine, str) else ESTIMATOR
 
 
 def merge(layers: list[Layer]) -> dict[str, Any]:
@@ -430,9 +464,28 @@ def merge(layers: list[Layer]) -> dict[str, Any]:
 def validate(values: dict[str, Any], layers: list[Layer]) -> ClusterSpec:
     """`values` as a ClusterSpec. Raises UserError that names key, value, origin and remedy."""
     try:
-        return ClusterSpec.model_validate(values)
+        spec = ClusterSpec.model_validate(values)
     except ValidationError as error:
         raise _explain(error, layers) from None
+    _require_what_the_engine_needs(spec, layers)
+    return spec
+
+
+def _require_what_the_engine_needs(spec: ClusterSpec, layers: list[Layer]) -> None:
+    """Raise UserError when the nodes or the mode do not go with the engine."""
+    ps, engine, mode = spec.count("ps"), spec.trainer.engine, spec.trainer.mode
+    servers = f"nodes.ps.count is {ps}{_origin(['nodes', 'ps', 'count'], layers)}"
+    if engine == ESTIMATOR and ps < 1:
+        raise UserError(
+            servers, "must be 1 or more: the estimator engine needs at least one parameter server"
+        )
+    if engine == TORCH and ps > 0:
+        raise UserError(servers, "must be 0: engine torch has no parameter servers")
+    if engine == TORCH and mode != "sync":
+        raise UserError(
+            f"trainer.mode is {mode!r}{_origin(['trainer', 'mode'], layers)}",
+            "must be 'sync': engine torch averages gradients at each step",
+        )
 
 
 def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -504,7 +557,6 @@ _MISSING = {
 }
 _HINTS = {
     "nodes.worker.count": "training needs at least one worker",
-    "nodes.ps.count": "the estimator engine needs at least one parameter server",
     "trainer.steps": "give the number of global steps",
     "name": "use a-z, 0-9 and -, a letter first, 29 at most",
 }

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://|mailto:|#)([^)#]+)(?:#[^)]*)?\)")
 MAKE = re.compile(r"\bmake ([a-z][a-z0-9-]+)")
-VERB = re.compile(r"(?<![./-])\bmayfly ((?:data |local )?[a-z][a-z-]*)")
+VERB = re.compile(r"(?<![./-])\bmayfly ((?:data |local |heat (?=delete))?[a-z][a-z-]*)")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 
 

@@ -80,6 +80,7 @@ class Case:
 
 CASES = [
     Case("local"),
+    Case("local_torch", {"engine": "torch"}),
     Case("local_sync_two_ps", {"ps": 2, "workers": 3, "mode": "sync", "name": "two-ps"}),
     Case(
         "local_git_program",

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.unit.train_fakes import FakeBoard, FakeBucket, cluster
+from tests.unit.train_fakes import FakeBoard, FakeBucket, cluster, document
 
 from mayfly_train.coordinate import Coordinator
 from mayfly_train.errors import NodeError
@@ -74,6 +74,24 @@ def test_success_waits_for_the_evaluator():
 def test_success_does_not_wait_for_ever_for_the_evaluator():
     state = step(NEW, seen(beat("chief-0", step=1000), done=True), 10)
     assert step(state, seen(beat("evaluator-0"), done=True), 41).phase == EXPORTING
+
+
+def torch_run():
+    nodes = {"worker": document()["nodes"]["worker"]}
+    return cluster(engine="torch", mode="sync", nodes=nodes)
+
+
+def test_success_of_an_engine_without_evaluator_is_exported_at_once():
+    state = advance(NEW, seen(beat("chief-0", step=9), done=True), torch_run(), 5, LIMITS)
+    assert state.phase == EXPORTING
+
+
+def test_a_program_that_tells_no_steps_may_do_so_where_the_engine_has_no_form_for_them():
+    both = seen(beat("chief-0"), beat("worker-0"))
+    now = LIMITS.start + 1
+    assert advance(NEW, both, torch_run(), now, LIMITS).phase == STARTING
+    one = advance(NEW, seen(beat("chief-0")), torch_run(), now, LIMITS)
+    assert one.phase == FAILED and "worker-0 on node n3" in one.error["message"]
 
 
 def test_an_evaluator_that_failed_once_may_come_back():

@@ -178,8 +178,22 @@ def test_a_checkpoint_alone_is_a_model_and_nothing_is_none(hdfs):
     only = {n: d for n, d in hdfs.files.items() if "/export/" not in n}
     targets = [file.target for file in model_files.find(FakeHdfs(only), MODEL).files]
     assert targets and not [target for target in targets if target.startswith("model/")]
-    with pytest.raises(NodeError, match="no SavedModel and no checkpoint"):
+    with pytest.raises(NodeError, match="no model and no checkpoint"):
         model_files.find(FakeHdfs({f"{MODEL}/events.out.tfevents.1": b"e"}), MODEL)
+
+
+def test_what_a_program_without_savedmodels_leaves():
+    left = {
+        f"{MODEL}/export/model.pt": b"w",
+        f"{MODEL}/export/labels/names.json": b"n",
+        f"{MODEL}/checkpoints/step=1.ckpt": b"1",
+        f"{MODEL}/checkpoints/step=2.ckpt": b"2",
+        f"{MODEL}/checkpoints/step=3.ckpt.0a1b.part": b"3",
+    }
+    found = model_files.find(FakeHdfs(left), MODEL)
+    targets = sorted(file.target for file in found.files)
+    assert targets == ["checkpoints/step=2.ckpt", "model/labels/names.json", "model/model.pt"]
+    assert found.checkpoint_state is None
 
 
 def test_a_checkpoint_whose_files_are_gone_is_an_error(hdfs):

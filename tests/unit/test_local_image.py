@@ -14,12 +14,13 @@ from mayfly.local.pipsettings import PipSettings, certificates, choose, parse
 
 NO_PIP = PipSettings(None, (), (), None, (), ())
 AGENT = "roles/agent/files/requirements.txt"
-RUNTIME = "roles/runtime/files/requirements-cpu.txt"
+RUNTIME = "roles/runtime/files/requirements-tensorflow-cpu.txt"
+RUNTIME_GPU = "roles/runtime/files/requirements-tensorflow-gpu.txt"
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name in (AGENT, RUNTIME, "roles/runtime/files/requirements-gpu.txt", image.HADOOP_SCRIPT):
+    for name in (AGENT, RUNTIME, RUNTIME_GPU, image.HADOOP_SCRIPT):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{name}\n")
     return tmp_path
@@ -99,6 +100,29 @@ def test_torch_wheels_of_this_machine_are_found(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     found = image.torch_wheels([f"file://{tmp_path}", str(tmp_path / "missing")])
     assert [path.name for path in found] == ["torch-2.0+cpu-cp311-cp311-linux_x86_64.whl"]
+
+
+def test_torch_comes_from_this_machine_or_from_its_own_index(
+    checkout: Path, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "torch-2.0+cpu-cp311-cp311-linux_x86_64.whl"
+    wheel.touch()
+    context = tmp_path / "context"
+    context.mkdir()
+    recipe = image.read_recipe(checkout, NO_PIP, {"MAYFLY_TORCH_INDEX": "https://torch.example"})
+    with_wheel = dataclasses.replace(NO_PIP, find_links=(str(tmp_path),))
+
+    def source(pip: PipSettings, requirements: str) -> list[str]:
+        builder = image.Builder(None, None, recipe, pip, print)  # type: ignore[arg-type]
+        return builder._torch_source(requirements, context)
+
+    assert source(NO_PIP, "numpy==2\ntorch==2.0+cpu\n") == [
+        "--extra-index-url",
+        "https://torch.example",
+    ]
+    assert source(NO_PIP, "torchmetrics==1\n") == []
+    assert source(with_wheel, "torch==2.0+cpu\n") == ["--find-links", "/in"]
+    assert (context / wheel.name).exists()
 
 
 def test_sources_list_has_security_updates() -> None:

@@ -78,3 +78,18 @@ def test_two_restores_add_up():
 
 def test_a_run_that_is_taken_up_from_a_checkpoint_has_lost_nothing():
     assert account(Redone(), Progress(step=700, restores=1, restored_step=700), []).steps == 0
+
+
+def test_a_program_of_any_engine_tells_in_our_own_form():
+    lines = [
+        "progress: restored_step=937",
+        "[rank0] progress: step=1000 loss=0.3303 steps_per_second=63.83",
+        "progress: step=soon loss=nan other=1",
+        "progress: evaluated_step=1000 accuracy=0.8561",
+        "progress without facts",
+    ]
+    progress = after_lines(Progress(), lines)
+    assert progress.step == progress.evaluated_step == 1000
+    assert (progress.steps_per_second, progress.accuracy) == (63.83, 0.8561)
+    assert (progress.restores, progress.restored_step) == (1, 937)
+    assert progress.loss != progress.loss  # nan: it was told so

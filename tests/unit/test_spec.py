@@ -113,6 +113,36 @@ def test_no_parameter_server():
     assert "at least one parameter server" in error(ps=0)
 
 
+# --- engine torch -----------------------------------------------------------------------------
+
+
+def test_the_engines_own_default_job_runs_without_a_file():
+    spec = load(engine="torch")
+    assert (spec.count("ps"), spec.count("worker"), spec.trainer.mode) == (0, 2, "sync")
+    assert spec.trainer.program == "builtin:mnist_lightning"
+    assert spec.data.source.endswith("fashion-mnist-idx/")
+    assert (spec.trainer.batch_size, spec.trainer.steps) == (64, 9370)
+    assert load_spec(None, LOCAL, {"MAYFLY_ENGINE": "torch"}) == spec
+
+
+def test_a_job_file_that_names_the_engine_needs_no_more(tmp_path):
+    file = job(tmp_path, "trainer: {engine: torch, steps: 100}\ndata: {format: files}\n")
+    spec = load_spec(file, LOCAL, {})
+    assert (spec.count("ps"), spec.trainer.mode) == (0, "sync")
+    assert spec.trainer.program == "builtin:mnist_lightning"
+
+
+def test_torch_has_no_parameter_servers_and_is_synchronous(tmp_path):
+    assert "nodes.ps.count is 1 (from the command line) — must be 0" in error(engine="torch", ps=1)
+    message = error(engine="torch", mode="async")
+    assert "trainer.mode is 'async' (from the command line) — must be 'sync'" in message
+
+
+def test_later_engines_are_named_as_such():
+    assert "use estimator or torch" in error(engine="horovod")
+    assert "did you mean 'torch'?" in error(engine="torhc")
+
+
 @pytest.mark.parametrize("steps", [-1, 0, "-3"])
 def test_steps_that_are_not_positive(steps):
     assert "must be 1 or more" in error(steps=steps)

@@ -351,5 +351,5 @@ def test_the_programs_environment_has_the_cluster_but_no_keys():
     environment = child_environment(cluster(), parse_task("worker-0"), own)
     assert environment["CLASSPATH"] == "/a.jar:/b.jar"
     assert environment["PATH"] == "/bin"
-    assert json.loads(environment["TF_CONFIG"])["task"] == {"type": "worker", "index": 0}
+    assert environment["MAYFLY_TASK"] == "worker-0"
     assert not {"AWS_SECRET_ACCESS_KEY", "PYTHONPATH"} & environment.keys()

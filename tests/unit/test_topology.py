@@ -7,10 +7,12 @@ import json
 import pytest
 from tests.unit.train_fakes import cluster, document
 
-from mayfly_train.cluster import load_cluster, parse_cluster
+from mayfly_train import launch
+from mayfly_train.cluster import ENGINES, load_cluster, parse_cluster
 from mayfly_train.errors import BadInput
+from mayfly_train.launch import program
+from mayfly_train.machine import Machine
 from mayfly_train.topology import (
-    command,
     node_of,
     options,
     parse_task,
@@ -68,9 +70,8 @@ def test_bad_task_names(text):
 
 
 def test_command_line_of_the_contract():
-    words = command(cluster(mode="sync"))
+    words = program(cluster(mode="sync"))
     assert words == [
-        "/opt/mayfly/runtime/bin/python",
         "/opt/p/main.py",
         "--data-dir",
         "hdfs://10.0.0.1:9000/mayfly/data",
@@ -82,7 +83,7 @@ def test_command_line_of_the_contract():
         "--batch-size",
         "128",
     ]
-    assert "--sync" not in command(cluster())
+    assert "--sync" not in program(cluster())
 
 
 def test_options():
@@ -126,3 +127,68 @@ def test_load_names_the_file(tmp_path):
         load_cluster(path)
     path.write_text(json.dumps(document()))
     assert load_cluster(path).run_uri == "s3://models/demo-261128-120000-ab12"
+
+
+# --- engine torch -----------------------------------------------------------------------------
+
+TORCH = {"engine": "torch", "mode": "sync", "nodes": {"worker": document()["nodes"]["worker"]}}
+
+
+SMALL = Machine("eth1", gpus=0, cores=2)
+
+
+def start(task: str, machine: Machine = SMALL) -> tuple[str, dict]:
+    """The command line and the environment of a task on a machine."""
+    made = launch.ENGINES["torch"].launch(cluster(**TORCH), parse_task(task), lambda _: machine)
+    return " ".join(made.words), dict(made.environment)
+
+
+def test_every_engine_is_known_to_both_tables():
+    assert set(launch.ENGINES) == set(ENGINES)
+
+
+def test_torch_has_a_task_on_each_worker_and_no_other():
+    placed = placement(cluster(**TORCH))
+    assert {str(task): node.name for task, node in placed.items()} == {
+        "chief-0": "n2",
+        "worker-0": "n3",
+    }
+    with pytest.raises(BadInput, match="no parameter servers"):
+        cluster(engine="torch")
+
+
+def test_torchruns_nodes_meet_at_the_chief_which_keeps_the_store():
+    words, _ = start("chief-0")
+    assert "-m torch.distributed.run --nnodes 2 --nproc-per-node 1" in words
+    assert "--rdzv-backend c10d --rdzv-endpoint 10.0.0.2:2222" in words
+    assert "--rdzv-id demo-261128-120000-ab12 --max-restarts 3" in words
+    assert "is_host=true" in words and "--local-addr 10.0.0.2" in words
+    words, _ = start("worker-0")
+    assert "--rdzv-endpoint 10.0.0.2:2222" in words
+    assert "is_host=false" in words and "--local-addr 10.0.0.3" in words
+    assert words.endswith(
+        "/opt/p/main.py --data-dir hdfs://10.0.0.1:9000/mayfly/data "
+        "--job-dir hdfs://10.0.0.1:9000/mayfly/demo/model --train-steps 1000 --batch-size 128"
+    )
+
+
+def test_a_machines_gpus_cores_and_interface_decide_the_processes():
+    _, environment = start("worker-0")
+    assert environment == {
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "NCCL_SOCKET_IFNAME": "eth1",
+        "OMP_NUM_THREADS": "2",
+    }
+    words, environment = start("worker-0", Machine("ib0", gpus=4, cores=16))
+    assert "--nproc-per-node 4" in words
+    assert environment["OMP_NUM_THREADS"] == "4"
+
+
+def test_tasks_of_the_estimator_need_no_look_at_the_machine():
+    def look(_address: str) -> Machine:
+        raise AssertionError
+
+    made = launch.ENGINES["estimator"].launch(cluster(), parse_task("evaluator-0"), look)
+    assert made.words[:4] == ["nice", "-n", "10", "/opt/mayfly/runtime/bin/python"]
+    config = json.loads(made.environment["TF_CONFIG"])
+    assert config["task"] == {"type": "evaluator", "index": 0}

@@ -16,7 +16,9 @@ from mayfly_train.errors import BadInput
 
 DEFAULT_PATH = Path("/etc/mayfly/cluster.json")
 VERSION = 1
-ENGINES = ("estimator",)
+# Kinds of tasks that each engine has; how each is started stands in `launch`.
+PS, CHIEF, WORKER, EVALUATOR = "ps", "chief", "worker", "evaluator"
+ENGINES = {"estimator": (PS, CHIEF, WORKER, EVALUATOR), "torch": (CHIEF, WORKER)}
 MODES = ("async", "sync")
 
 _MISSING: Any = object()
@@ -48,6 +50,7 @@ class Cluster:
 
     run: str
     run_uri: str
+    engine: str
     mode: str
     steps: int
     batch_size: int
@@ -64,6 +67,11 @@ class Cluster:
     environment: Mapping[str, str]
     max_duration_s: int
     tensorboard: bool
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of tasks that this engine has."""
+        return ENGINES[self.engine]
 
 
 def load_cluster(path: Path = DEFAULT_PATH) -> Cluster:
@@ -84,10 +92,10 @@ def parse_cluster(document: Any) -> Cluster:
     """The cluster in a parsed document. Raises BadInput naming the key that is wrong."""
     if _get(document, "version", int) != VERSION:
         raise BadInput(f"version is {document['version']} — this program reads version {VERSION}")
-    _choice(document, "engine", ENGINES)
     cluster = Cluster(
         run=_get(document, "run", str),
         run_uri=_get(document, "run_uri", str).rstrip("/"),
+        engine=_choice(document, "engine", tuple(ENGINES)),
         mode=_choice(document, "mode", MODES),
         steps=_positive(document, "steps"),
         batch_size=_positive(document, "batch_size"),
@@ -116,7 +124,9 @@ def parse_cluster(document: Any) -> Cluster:
 def _check_nodes(cluster: Cluster) -> None:
     if not cluster.workers:
         raise BadInput("nodes.worker is empty — training needs at least one worker")
-    if len(cluster.workers) > 1 and not cluster.ps:
+    if PS not in cluster.kinds and cluster.ps:
+        raise BadInput(f"nodes.ps is not empty — engine {cluster.engine} has no parameter servers")
+    if PS in cluster.kinds and len(cluster.workers) > 1 and not cluster.ps:
         raise BadInput("nodes.ps is empty — several workers need a parameter server")
     addresses = [node.address for node in cluster.ps + cluster.workers]
     twice = sorted({address for address in addresses if addresses.count(address) > 1})

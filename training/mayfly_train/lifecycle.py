@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from mayfly_train.cluster import Cluster
+from mayfly_train.cluster import CHIEF, EVALUATOR, PS, WORKER, Cluster
 from mayfly_train.progress import Progress, Redone, account
-from mayfly_train.topology import CHIEF, EVALUATOR, PS, WORKER, Task, placement
+from mayfly_train.topology import Task, placement
 
 STARTING, TRAINING, EXPORTING = "starting", "training", "exporting"
 SUCCEEDED, FAILED = "succeeded", "failed"
@@ -18,6 +18,9 @@ CHIEF_TASK, EVALUATOR_TASK = str(Task(CHIEF, 0)), str(Task(EVALUATOR, 0))
 # A task that has failed may be restarted; systemd tells when it is not (see `failed`).
 TASK_SUCCEEDED, TASK_STOPPED, TASK_FAILED = "succeeded", "stopped", "failed"
 TASK_RUNNING = "running"
+# Engines whose programs all tell their steps: without any, training has not started. Others' need
+# not print them, and then only max_duration and the tasks' own end say how it goes.
+TELL_STEPS = ("estimator",)
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,9 @@ def advance(state: RunState, seen: Seen, cluster: Cluster, now: float, limits: L
     if seen.done:
         state = state if state.trained else replace(state, trained=now)
         evaluator = seen.heartbeats.get(EVALUATOR_TASK)
-        evaluated = evaluator is not None and evaluator.state in (TASK_SUCCEEDED, TASK_STOPPED)
+        evaluated = EVALUATOR not in cluster.kinds or (
+            evaluator is not None and evaluator.state in (TASK_SUCCEEDED, TASK_STOPPED)
+        )
         waited = now - (state.trained or now)
         gone = _silent(state, EVALUATOR_TASK, seen, now) > limits.stall
         if evaluated or gone or waited > limits.evaluator:
@@ -197,8 +202,9 @@ def _overdue(
         placed = placement(cluster).items()
         silent = [f"{t} on node {n.name}" for t, n in placed if str(t) not in seen.heartbeats]
         never = f"never heard of: {', '.join(silent)}" if silent else "see the tasks' logs"
-        message = f"training did not start within {limits.start:.0f} s — {never}"
-        return fail(state, now, message)
+        if silent or cluster.engine in TELL_STEPS:
+            message = f"training did not start within {limits.start:.0f} s — {never}"
+            return fail(state, now, message)
     chief = state.sights.get(CHIEF_TASK)
     allowed = _allowed(chief, limits) if chief else limits.stall
     if state.phase == TRAINING and now - state.stepped > allowed:

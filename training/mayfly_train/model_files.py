@@ -1,4 +1,4 @@
-"""What belongs to a trained model in an Estimator's model_dir, and where it goes in S3."""
+"""What belongs to a trained model in a model_dir, and where it goes in S3."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from mayfly_train.hdfs import FileInfo
 
 CHECKPOINT_STATE = "checkpoint"
 _SAVED_MODEL = "saved_model.pb"
+# Where programs without a SavedModel leave the model, and their checkpoints (docs/programs.md).
+_EXPORT, _CHECKPOINTS = "export/", "checkpoints/"
 _EVENTS = "events.out.tfevents."
 # The Estimator exports to such a directory first, and renames it when it is complete.
-_UNFINISHED = re.compile(r"(^|/)temp-[^/]*(/|$)")
+# Other programs' files have this ending until they are (roles/runtime/files/mayfly_hdfs.py).
+_UNFINISHED = re.compile(r"(^|/)temp-[^/]*(/|$)|\.part$")
 _LATEST = re.compile(r'^model_checkpoint_path:\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -44,17 +47,18 @@ class ModelFiles:
 
 
 def find(hdfs: Reader, model_dir: str) -> ModelFiles:
-    """The newest SavedModel, the last checkpoint and all event files below a model_dir.
+    """The model, the last checkpoint and all event files below a model_dir.
 
-    A program may leave only one of SavedModel and checkpoint; without both there is no model,
-    and NodeError is raised.
+    The model is the newest SavedModel, or else what lies in `export/`; the last checkpoint is
+    TensorFlow's, or else the newest file in `checkpoints/`. A program may leave only one of model
+    and checkpoint; without both there is no model, and NodeError is raised.
     """
     found = hdfs.walk(model_dir)
     names = {posixpath.relpath(info.path, model_dir): info for info in found}
     last = _last_checkpoint(hdfs, names)
     files = [
-        *_saved_model(names),
-        *_checkpoint(names, last),
+        *(_saved_model(names) or _exported(names)),
+        *(_checkpoint(names, last) or _newest_checkpoint(names)),
         *(
             ModelFile(info, f"events/{name}")
             for name, info in names.items()
@@ -62,7 +66,7 @@ def find(hdfs: Reader, model_dir: str) -> ModelFiles:
         ),
     ]
     if not any(file.target.startswith(("model/", "checkpoints/")) for file in files):
-        raise NodeError(f"no SavedModel and no checkpoint in {model_dir} — see the tasks' logs")
+        raise NodeError(f"no model and no checkpoint in {model_dir} — see the tasks' logs")
     state = f'model_checkpoint_path: "{last}"\nall_model_checkpoint_paths: "{last}"\n'
     return ModelFiles(tuple(files), state.encode() if last else None)
 
@@ -82,6 +86,26 @@ def _saved_model(names: dict[str, FileInfo]) -> list[ModelFile]:
         for name, info in names.items()
         if name.startswith(prefix) and (prefix or name.startswith((_SAVED_MODEL, "variables/")))
     ]
+
+
+def _exported(names: dict[str, FileInfo]) -> list[ModelFile]:
+    return [
+        ModelFile(info, f"model/{name.removeprefix(_EXPORT)}")
+        for name, info in names.items()
+        if name.startswith(_EXPORT) and not _UNFINISHED.search(name)
+    ]
+
+
+def _newest_checkpoint(names: dict[str, FileInfo]) -> list[ModelFile]:
+    saved = [info for name, info in names.items() if _is_checkpoint(name)]
+    newest = max(saved, key=lambda info: (info.modified_ms, info.path), default=None)
+    if newest is None:
+        return []
+    return [ModelFile(newest, f"{_CHECKPOINTS}{posixpath.basename(newest.path)}")]
+
+
+def _is_checkpoint(name: str) -> bool:
+    return name.startswith(_CHECKPOINTS) and not _UNFINISHED.search(name)
 
 
 def _last_checkpoint(hdfs: Reader, names: dict[str, FileInfo]) -> str | None:

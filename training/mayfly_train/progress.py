@@ -1,15 +1,17 @@
-"""What an Estimator program says about itself in its log, and the account of work done twice.
+"""What a program says about itself in its log, and the account of work done twice.
 
-Every program that logs at INFO writes these lines; nothing is asked of the program. Sources:
-tensorflow_estimator's basic_session_run_hooks (loss, rate, checkpoints), estimator.py (results of
-an evaluation) and saver.py (restored checkpoints).
+Every Estimator program that logs at INFO writes these lines; nothing is asked of it. Others write
+`progress: step=120 loss=0.31 …` (docs/programs.md). Sources of Estimator's: tensorflow_estimator's
+basic_session_run_hooks (loss, rate, checkpoints), estimator.py (results of an evaluation) and
+saver.py (restored checkpoints).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 _NUMBER = r"([-+.\deE]+|nan|inf)"
 _LOSS = re.compile(rf"loss = {_NUMBER}, step = (\d+)")
@@ -17,7 +19,14 @@ _RATE = re.compile(rf"global_step/sec: {_NUMBER}")
 _SAVED = re.compile(r"Saving checkpoints for (\d+)")
 _RESTORED = re.compile(r"Restoring parameters from \S*-(\d+)\s*$")
 _RESULT = re.compile(r"Saving dict for global step (\d+): (.*)")
+_TOLD = re.compile(r"progress: (.*=.*)")
+_FACT = re.compile(rf"(\w+)={_NUMBER}(?:\s|$)")
 _METRIC = re.compile(rf"(\w+) = {_NUMBER}")
+
+
+# The numbers in a line of our own form.
+WHOLE = ("step", "restored_step", "evaluated_step")
+REAL = ("loss", "steps_per_second", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,12 @@ class Progress:
 
 def after_line(progress: Progress, line: str) -> Progress:
     """The state after one more line of the log."""
+    if match := _TOLD.search(line):
+        return _after_facts(progress, dict(_FACT.findall(match[1])))
+    return _after_estimators_line(progress, line)
+
+
+def _after_estimators_line(progress: Progress, line: str) -> Progress:
     if match := _LOSS.search(line):
         return replace(progress, loss=float(match[1]), step=int(match[2]))
     if match := _RATE.search(line):
@@ -53,6 +68,18 @@ def after_line(progress: Progress, line: str) -> Progress:
         accuracy = metrics.get("accuracy", progress.accuracy)
         return replace(progress, evaluated_step=int(match[1]), accuracy=accuracy)
     return progress
+
+
+def _after_facts(progress: Progress, facts: Mapping[str, str]) -> Progress:
+    """The state after a line of our own form; what cannot be read as its number is left out."""
+    whole = {name: int(facts[name]) for name in WHOLE if facts.get(name, "").isdecimal()}
+    real = {name: float(facts[name]) for name in REAL if name in facts}
+    told: dict[str, Any] = {**whole, **real}
+    progress = replace(progress, **told)
+    if "restored_step" not in whole:
+        return progress
+    step = whole["restored_step"]
+    return replace(progress, restores=progress.restores + 1, step=step)
 
 
 def after_lines(progress: Progress, lines: Iterable[str]) -> Progress:

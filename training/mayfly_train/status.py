@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from mayfly_train.cluster import Cluster
+from mayfly_train.cluster import EVALUATOR, Cluster
 from mayfly_train.lifecycle import (
     CHIEF_TASK,
     EVALUATOR_TASK,
@@ -32,7 +32,8 @@ def status_document(
     staging_s: float | None = None,
 ) -> dict[str, Any]:
     """The document that `status.json` holds (its fields are described in docs/status.md)."""
-    chief, evaluator = (_progress(heartbeats, task) for task in (CHIEF_TASK, EVALUATOR_TASK))
+    judge = EVALUATOR_TASK if EVALUATOR in cluster.kinds else CHIEF_TASK
+    chief, evaluator = (_progress(heartbeats, task) for task in (CHIEF_TASK, judge))
     step = state.step or 0
     rate = chief.steps_per_second if state.phase in (STARTING, TRAINING) else None
     return {

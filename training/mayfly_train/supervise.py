@@ -23,13 +23,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from mayfly_train import markers, topology
-from mayfly_train.cluster import DEFAULT_PATH, Cluster, load_cluster
+from mayfly_train import launch, machine, markers, topology
+from mayfly_train.cluster import (
+    CHIEF,
+    DEFAULT_PATH,
+    EVALUATOR,
+    PS,
+    WORKER,
+    Cluster,
+    load_cluster,
+)
 from mayfly_train.errors import NodeError
 from mayfly_train.markers import DONE, FAILED, Board
 from mayfly_train.probe import Pulse
 from mayfly_train.progress import Progress, after_line
-from mayfly_train.topology import CHIEF, EVALUATOR, PS, WORKER, Task
+from mayfly_train.topology import Task
 
 HEARTBEAT_S = 3.0
 POLL_S = 0.5
@@ -126,7 +134,8 @@ class Supervisor:
             self.log.unlink(missing_ok=True)  # an earlier run's
         pulse = Pulse((self.node.address, self.cluster.port))
         child = Child(self.cluster, self.task, self.log)
-        if self.task.kind != EVALUATOR:  # it has no server, and shares the chief's address
+        # The evaluator has no server, and shares the chief's address.
+        if launch.ENGINES[self.cluster.engine].speaks_grpc and self.task.kind != EVALUATOR:
             pulse.start()
         try:
             return self._follow(child, pulse)
@@ -259,7 +268,8 @@ class Supervisor:
     def _mark_ended_if_over(self) -> None:
         """Say that the run is over for this node, unless the chief's evaluator still works."""
         names = self._names()
-        if FAILED in names or (DONE in names and self.task.kind != CHIEF):
+        evaluates = self.task.kind == CHIEF and EVALUATOR in self.cluster.kinds
+        if FAILED in names or (DONE in names and not evaluates):
             self._mark_ended()
 
     def _mark_ended(self) -> None:
@@ -319,14 +329,11 @@ class Child:
     def __init__(self, cluster: Cluster, task: Task, log: Path) -> None:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.disk_full = False
-        words = topology.command(cluster)
-        if task.kind == EVALUATOR:
-            # It shares the chief's node: training comes first.
-            words = ["nice", "-n", "10", *words]
+        started = launch.ENGINES[cluster.engine].launch(cluster, task, machine.look)
         self._process = subprocess.Popen(
-            words,
+            started.words,
             cwd=cluster.program.directory,
-            env=child_environment(cluster, task, os.environ),
+            env={**child_environment(cluster, task, os.environ), **started.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -391,7 +398,7 @@ class Child:
 
 
 def child_environment(cluster: Cluster, task: Task, own: Mapping[str, str]) -> dict[str, str]:
-    """The program's environment: ours without Python's own settings, HDFS', and TF_CONFIG."""
+    """The environment of every engine's programs: ours without Python's own settings, and HDFS'."""
     kept = {key: value for key, value in own.items() if not key.startswith(("PYTHON", "AWS_"))}
     return {
         **kept,
@@ -400,5 +407,4 @@ def child_environment(cluster: Cluster, task: Task, own: Mapping[str, str]) -> d
         "MAYFLY_RUN": cluster.run,
         "MAYFLY_TASK": str(task),
         "PYTHONUNBUFFERED": "1",
-        "TF_CONFIG": json.dumps(topology.tf_config(cluster, task)),
     }

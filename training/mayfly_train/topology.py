@@ -1,8 +1,9 @@
 """Who does what in a cluster, as pure functions of the topology document.
 
-Rules of TensorFlow 2.15's Estimator: `chief`, `worker` and `ps` make up the cluster; the evaluator
-gets the cluster without standing in it; the chief is not counted among the workers. So the first
-worker node runs `chief-0` and `evaluator-0`, and worker node i runs `worker-(i-1)`.
+The first worker node runs `chief-0`, worker node i runs `worker-(i-1)`; which further tasks there
+are depends on the engine. Rules of TensorFlow 2.15's Estimator: `chief`, `worker` and `ps` make up
+the cluster; the evaluator gets the cluster without standing in it, and runs beside the chief; the
+chief is not counted among the workers.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mayfly_train.cluster import Cluster, Node
+from mayfly_train.cluster import CHIEF, EVALUATOR, PS, WORKER, Cluster, Node
 from mayfly_train.errors import BadInput
 
-PS, CHIEF, WORKER, EVALUATOR = "ps", "chief", "worker", "evaluator"
 KINDS = (PS, CHIEF, WORKER, EVALUATOR)
 
 
@@ -44,7 +44,7 @@ def placement(cluster: Cluster) -> dict[Task, Node]:
     placed[Task(CHIEF, 0)] = chief
     placed.update((Task(WORKER, index), node) for index, node in enumerate(others))
     placed[Task(EVALUATOR, 0)] = chief
-    return placed
+    return {task: node for task, node in placed.items() if task.kind in cluster.kinds}
 
 
 def node_of(cluster: Cluster, task: Task) -> Node:
@@ -83,14 +83,9 @@ def tf_config(cluster: Cluster, task: Task) -> dict[str, Any]:
     }
 
 
-def command(cluster: Cluster) -> list[str]:
-    """The program's command line, the same for every task (docs/programs.md)."""
-    words = [cluster.python, cluster.program.path]
-    words += ["--data-dir", cluster.data_dir, "--job-dir", cluster.model_dir]
-    words += ["--train-steps", str(cluster.steps)]
-    if cluster.mode == "sync":
-        words.append("--sync")
-    return words + options(cluster.program.args)
+def node_rank(cluster: Cluster, task: Task) -> int:
+    """The position of a trainer's node among the workers: 0 is the chief's."""
+    return cluster.workers.index(node_of(cluster, task))
 
 
 def options(args: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """Make a virtual environment and install a requirements file into it.
 
-Usage: install_packages.py VENV REQUIREMENTS [WHEEL_DIRECTORY [--offline]]
+Usage: install_packages.py VENV REQUIREMENTS [WHEEL_DIRECTORY] [--offline | --extra-index-url=URL]
 
 With a wheel directory, its wheels are preferred; offline, nothing else is used, and uv installs
 them when its wheel is among them: on two cores it takes a quarter of pip's time. pip reads the
@@ -20,9 +20,10 @@ from pathlib import Path
 def main(words: list[str]) -> int:
     """Install, and return the installer's exit code."""
     offline = "--offline" in words
-    home, requirements, *wheels = (word for word in words if word != "--offline")
+    home, requirements, *wheels = (word for word in words if not word.startswith("--"))
     venv.EnvBuilder(clear=True, with_pip=True, symlinks=True).create(home)
     source = ["--find-links", wheels[0]] if wheels else []
+    source += [word for word in words if word.startswith("--extra-index-url=")]
     if offline:
         source.append("--no-index")
     # Beside the environment, so that uv can link files instead of copying them.

@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -40,6 +41,8 @@ REQUIREMENTS = ("roles/agent/files/requirements*.txt", "roles/runtime/files/requ
 REPOSITORIES = ("mayfly-node:", "mayfly-base:", "mayfly-debian:")
 NOT_IN_BASE = ("assemble.sh", "requirements-tools.txt")
 GPU = "gpu"  # in a requirements file's name: several GB that no node of this machine would use
+# torch's CPU builds are on an index of their own; the general one has CUDA's (several GB).
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Recipe:
     node_dockerfile: str
     hadoop: Mapping[str, str]  # the scripts that assemble the HDFS-only set; empty: no such set
     requirements: tuple[str, ...]  # the text of each file
-    torch: tuple[str, ...]  # wheels of this machine: name and size
+    torch_index: str = TORCH_INDEX  # unless this machine has the wheel
 
     @property
     def base(self) -> str:
@@ -71,7 +74,7 @@ class Recipe:
 
     @property
     def tag(self) -> str:
-        parts = (self.base, self.node_dockerfile, self.hadoop, self.requirements, self.torch)
+        parts = (self.base, self.node_dockerfile, self.hadoop, self.requirements)
         return f"mayfly-node:{digest(*parts)}"
 
 
@@ -104,7 +107,7 @@ def read_recipe(
         node_dockerfile=(NODE / "node.Dockerfile").read_text(),
         hadoop={path.name: path.read_text() for path in hadoop},
         requirements=tuple(requirement_texts(checkout)),
-        torch=tuple(f"{path.name} {path.stat().st_size}" for path in torch_wheels(pip.find_links)),
+        torch_index=environ.get("MAYFLY_TORCH_INDEX") or TORCH_INDEX,
     )
 
 
@@ -117,7 +120,7 @@ def requirement_texts(checkout: Path) -> list[str]:
 
 
 def torch_wheels(find_links: Sequence[str]) -> list[Path]:
-    """CPU builds of torch in this machine's directories of wheels; the index has CUDA's (2 GB)."""
+    """CPU builds of torch in this machine's directories of wheels (pip's setting find-links)."""
     directories = [Path(link.removeprefix("file://")) for link in find_links]
     return [wheel for path in directories for wheel in sorted(path.glob("torch-*cpu*.whl"))]
 
@@ -205,7 +208,7 @@ class Builder:
 
     def _all_wheels(self) -> list[Path]:
         made = [self._wheels_made(text).glob("*.whl") for text in self.recipe.requirements]
-        return [*itertools.chain(*made), *torch_wheels(self.pip.find_links)]
+        return list(itertools.chain(*made))
 
     def _base(self) -> None:
         """Load the base image from the cache, or make it."""
@@ -290,8 +293,18 @@ class Builder:
             (context / "requirements.txt").write_text(requirements)
             partial.mkdir()
             # The environment has no setuptools: a source distribution gets its own to build.
-            options = ("-q", "--no-cache-dir", "--use-pep517", "-w", "/out")
+            options = ["-q", "--no-cache-dir", "--use-pep517", "-w", "/out"]
+            options += self._torch_source(requirements, context)
             self._in_base(context, partial, PIP, "wheel", *options, "-r", "/in/requirements.txt")
+
+    def _torch_source(self, requirements: str, context: Path) -> list[str]:
+        """pip's options for a list that has torch: this machine's wheel, or the index for it."""
+        if not re.search(r"^torch==", requirements, re.MULTILINE):
+            return []
+        wheels = torch_wheels(self.pip.find_links)
+        for wheel in wheels:
+            _link(wheel, context / wheel.name)
+        return ["--find-links", "/in"] if wheels else ["--extra-index-url", self.recipe.torch_index]
 
     def _in_base(self, given: Path, result: Path, *command: str) -> None:
         """Run a command in a container of the base image: /in is what it reads, /out its result."""

@@ -1,0 +1,1 @@
+"""The Heat system: one job as one OpenStack template that needs nothing of Mayfly afterwards."""
