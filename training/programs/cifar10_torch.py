@@ -390,6 +390,7 @@ def resume(
         optimizer.load_state_dict(found["optimizer"])
         tell(place, restored_step=found["step"])
         return int(found["step"])
+    tell(place, restored_step=0)  # a restart may find no checkpoint
     return 0
 
 

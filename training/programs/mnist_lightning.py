@@ -180,8 +180,7 @@ class Told(lightning.Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, *_: Any) -> None:
         self.since, self.step = time.monotonic(), trainer.global_step
-        if trainer.global_step:
-            tell(restored_step=trainer.global_step)
+        tell(restored_step=trainer.global_step)  # 0, too: a restart may find no checkpoint
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, _module: Any, outputs: Any, *_: Any
