@@ -1,7 +1,8 @@
 # Mayfly: every door is a target here, one line each over the `mayfly` command. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench bench-staging bench-deploy bench-memory bench-ddp soak docs docs-check goldens \
+.PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench bench-staging bench-input bench-scaling \
+        bench-deploy bench-memory bench-ddp soak docs docs-check goldens \
         build plan deploy status destroy local-up local-down local-status clean
 
 BIN := .venv/bin
@@ -60,8 +61,12 @@ test-molecule: setup-dev ## Each role's default scenario on the node image
 test-e2e: setup-dev ## The main job from S3 to S3, and its essential failures
 	$(TESTENV) $(BIN)/pytest -q -x -m "not slow" tests/e2e
 
-test: ## Everything that guards main (under 25 minutes on 2 cores)
-	@$(MAKE) --no-print-directory lint test-unit test-molecule test-e2e; rc=$$?; \
+# The node image is made while linters and unit tests run: the one waits for downloads, the others compute.
+test: setup-dev ## Everything that guards main (under 25 minutes on 2 cores)
+	@mkdir -p build; $(TESTENV) $(BIN)/mayfly local up >build/test-local-up.log 2>&1 & \
+	up=$$!; $(MAKE) --no-print-directory lint test-unit; rc=$$?; \
+	wait $$up || { cat build/test-local-up.log; rc=1; }; \
+	if [ $$rc = 0 ]; then $(MAKE) --no-print-directory test-molecule test-e2e; rc=$$?; fi; \
 	$(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
 
 test-all: ## test, and every variant and slow case
@@ -73,6 +78,12 @@ bench: setup-dev ## Medians of the main job's phases over RUNS=3 runs, as JSON
 
 bench-staging: setup-dev ## S3 → HDFS beside the old way and the limits, RUNS=5
 	@$(TESTENV) $(BIN)/python tests/bench/staging.py $(RUNS)
+
+bench-input: setup-dev ## Training fed from HDFS beside training fed from memory, RUNS=5
+	@$(TESTENV) $(BIN)/python tests/bench/input.py $(RUNS)
+
+bench-scaling: setup-dev ## 1 PS + 2 trainers, async and sync, beside one trainer, RUNS=5
+	@$(TESTENV) $(BIN)/python tests/bench/scaling.py $(RUNS)
 
 bench-deploy: setup-dev ## create → first step beside the old way, RUNS=3, and a bar chart in build/
 	@$(TESTENV) $(BIN)/python tests/bench/deploy.py $(RUNS)

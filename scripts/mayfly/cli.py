@@ -26,6 +26,7 @@ from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
 from mayfly.radl_lint import lint
+from mayfly.redact import Redactor, hide
 from mayfly.report import make_report, render_terminal, write_html
 from mayfly.run_store import RunStore
 from mayfly.services import LOCAL, Services, open_bucket, open_services
@@ -172,6 +173,7 @@ def show_logs(
     record, task = _run_and_name(run, task)
     services = _services(record)
     found = logs.read(record, task or "chief-0", lines, services.im, services.client)
+    found = hide(found, Redactor().knowing(services.s3.secrets))
     emit(found, "\n".join(found["lines"]), as_json=as_json)
 
 

@@ -6,7 +6,7 @@ looking: IM lists no infrastructure of the run, and the cloud lists nothing that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,17 +42,20 @@ class Destroyer:
         Raises RemoteError, naming what is left, when it does not go away in the pace's patience.
         """
         self.ledger.set_state(run.run, "destroying")
-        infrastructures = self._infrastructures(run)
-        for infrastructure in infrastructures:
+        for infrastructure in self._infrastructures(run):
             with self.ledger.intent(run.run, "destroy", infrastructure):
                 self._remove(infrastructure, report)
         self.ledger.set_state(run.run, "destroyed")
         return []
 
-    def _infrastructures(self, run: Record) -> list[str]:
-        """Return the ids, also of one whose creation was asked for but whose id never came back."""
-        found = [i for i in self.im.find(run.run) if i != run.infrastructure]
-        return [run.infrastructure, *found] if run.infrastructure else found
+    def _infrastructures(self, run: Record) -> Iterator[str]:
+        """Give the ids, also of one whose creation was asked for but whose id never came back.
+
+        The known one comes first, before IM is asked for others: it goes away in any case.
+        """
+        if run.infrastructure:
+            yield run.infrastructure
+        yield from (i for i in self.im.find(run.run) if i != run.infrastructure)
 
     def _remove(self, infrastructure: str, report: Callable[[str], None]) -> None:
         self._until_im_forgets(infrastructure, report)

@@ -126,6 +126,7 @@ class IM:
     def find(self, text: str) -> list[str]:
         """Return the infrastructures whose RADL contains `text`.
 
+        Raises RemoteError when one is listed and cannot be read, as nothing is known of it then.
         IM 2.0 takes a `filter` in its list's address and ignores it: it answers with all.
         """
         return [i for i in self.infrastructures() if text in self._radl(i)]
@@ -134,6 +135,8 @@ class IM:
         try:
             return str(self._property(infrastructure, "radl"))
         except RemoteError:
+            if infrastructure in self.infrastructures():
+                raise  # it may be the one that is looked for
             return ""  # it went away since it was listed
 
     def destroy(self, infrastructure: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 MINIMUM_LENGTH = 8  # shorter values occur in ordinary text, and hiding them breaks logs
 MASK = "********"
+CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")
 
 
 class Secret:
@@ -54,3 +57,12 @@ class Redactor:
             if len(value) >= MINIMUM_LENGTH:
                 text = text.replace(value, MASK)
         return text
+
+
+def hide(value: Any, redact: Callable[[str], str]) -> Any:
+    """Return a document with every text in it redacted, passwords in addresses too."""
+    if isinstance(value, str):
+        return CREDENTIALS_IN_URL.sub(MASK, redact(value))
+    if isinstance(value, Mapping):
+        return {key: hide(item, redact) for key, item in value.items()}
+    return [hide(item, redact) for item in value] if isinstance(value, list | tuple) else value

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,12 @@ from mayfly.display import duration
 from mayfly.errors import MayflyError, UserError
 from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
-from mayfly.redact import MASK, Redactor
+from mayfly.redact import Redactor, hide
 from mayfly.run_store import RunStore
 from mayfly.services import LOCAL, open_services
 from mayfly_train.errors import NodeError
 
 LOGS = 8  # of the tasks that failed
-CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")
 CONTEXTUALIZATION = "contextualization"
 
 
@@ -123,15 +121,6 @@ def _lines_of_json(text: str) -> list[dict[str, Any]]:
         if isinstance(document, dict):
             found.append(document)
     return found
-
-
-def hide(value: Any, redact: Callable[[str], str]) -> Any:
-    """Return a document with every text in it redacted, passwords in addresses too."""
-    if isinstance(value, str):
-        return CREDENTIALS_IN_URL.sub(MASK, redact(value))
-    if isinstance(value, Mapping):
-        return {key: hide(item, redact) for key, item in value.items()}
-    return [hide(item, redact) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_html(report: Mapping[str, Any], path: Path) -> None:

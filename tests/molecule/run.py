@@ -1,10 +1,10 @@
-"""Run the roles' molecule scenarios on the local platform's node image, one after another.
+"""Run the roles' molecule scenarios on the local platform's node image, two at a time.
 
-Usage: run.py [--all] [--keep] [ROLE | ROLE/SCENARIO ...]
+Usage: run.py [--all] [--keep] [--jobs N] [ROLE | ROLE/SCENARIO ...]
 
 Without arguments the `default` scenario of every role. The engine, the image and the
-network are those of `mayfly local up`, unless DOCKER_HOST and MAYFLY_NODE_IMAGE name others. Ends
-with a table of times; exit status 1 when a scenario failed.
+network are those of `mayfly local up`, unless DOCKER_HOST and MAYFLY_NODE_IMAGE name others. What a
+scenario printed comes when it has ended. Ends with a table of times; exit status 1 when one failed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mayfly.local import platform
@@ -21,6 +22,7 @@ from mayfly.local import platform
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "tests/molecule/base.yml"
 NETWORK = "mayfly-molecule"
+JOBS = 2  # half of a scenario's time is waiting for daemons and for SSH
 
 
 def main() -> int:
@@ -28,11 +30,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="every scenario, not only default")
     parser.add_argument("--keep", action="store_true", help="converge and verify, keep the nodes")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"at a time (default: {JOBS})")
     parser.add_argument("names", nargs="*", metavar="ROLE[/SCENARIO]")
     options = parser.parse_args()
     chosen = scenarios(options.names, every=options.all)
     environment = environment_of_molecule()
-    results = {name: run(name, environment, keep=options.keep) for name in chosen}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        runs = pool.map(lambda name: run(name, environment, keep=options.keep), chosen)
+        results = dict(zip(chosen, runs, strict=True))
     for name, (passed, seconds) in results.items():
         print(f"{name:32} {'passed' if passed else 'FAILED'} {seconds:6.1f} s")
     failed = [name for name, (passed, _) in results.items() if not passed]
@@ -86,13 +91,20 @@ def own_network(environment: dict[str, str]) -> str:
 def run(name: str, environment: dict[str, str], keep: bool) -> tuple[bool, float]:
     """Whether the scenario passed, and the seconds that it took."""
     role, scenario = name.split("/")
-    print(f"\n=== {name} ===", flush=True)
-    start = time.monotonic()
-    passed = True
+    print(f"=== {name} started", flush=True)
+    start, passed, said = time.monotonic(), True, ""
     for step in ("converge", "verify") if keep else ("test",):
         command = ["molecule", "--base-config", str(BASE), step, "--scenario-name", scenario]
-        process = subprocess.run(command, cwd=ROOT / "roles" / role, env=environment)
-        passed = passed and process.returncode == 0
+        done = subprocess.run(
+            command,
+            cwd=ROOT / "roles" / role,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        passed, said = passed and done.returncode == 0, said + done.stdout
+    print(f"\n=== {name}\n{said}", flush=True)
     return passed, time.monotonic() - start
 
 

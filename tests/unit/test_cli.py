@@ -7,9 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from mayfly import cli, report
+from mayfly.credentials import S3Settings
 from mayfly.deploy import Outcome
 from mayfly.errors import RemoteError, RunFailed
 from mayfly.ledger import Ledger
+from mayfly.redact import Secret
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +36,13 @@ def mayfly(monkeypatch, capsys):
     return run
 
 
+CANARY = "canary-of-the-tests"
+
+
 class FakeServices:
     im = None
     client = None
+    s3 = S3Settings(Secret("the-key-id"), Secret(CANARY), None, "http://s3", "r", "test")
 
 
 def ledger_with(state, *runs: str) -> Ledger:
@@ -172,6 +178,14 @@ def test_text_is_printed_as_it_is(mayfly, monkeypatch, state):
     found = {"lines": ["TASK [agent : Install]", "[bold]ok"]}
     monkeypatch.setattr(cli.logs, "read", lambda *_: found)
     assert mayfly("logs", "one", "ps-0")[1] == "TASK [agent : Install]\n[bold]ok\n"
+
+
+def test_a_log_that_holds_a_secret_is_shown_without_it(mayfly, monkeypatch, state):
+    ledger_with(state, "one")
+    monkeypatch.setattr(cli, "open_services", lambda *_, **__: FakeServices())
+    monkeypatch.setattr(cli.logs, "read", lambda *_: {"lines": [f"key={CANARY}"]})
+    assert mayfly("logs", "one", "ps-0")[1] == "key=********\n"
+    assert CANARY not in mayfly("logs", "one", "ps-0", "--json")[1]
 
 
 COMMANDS = [

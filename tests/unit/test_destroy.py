@@ -101,3 +101,13 @@ def test_a_run_without_anything_is_destroyed_at_once(ledger):
     destroy(im, ledger)
     assert im.asked == []
     assert ledger.get(RUN).destroyed
+
+
+def test_the_known_infrastructure_goes_though_others_cannot_be_read(ledger):
+    im = FakeIM(radls={"infra-7": RUN})
+    ledger.set_infrastructure(RUN, "infra-7")
+    im.find = lambda text: (_ for _ in ()).throw(RemoteError("IM could not read radl"))
+    with pytest.raises(RemoteError, match="read radl"):
+        destroyer(im, ledger).destroy(ledger.get(RUN), lambda text: None)
+    assert im.radls == {}
+    assert not ledger.get(RUN).destroyed

@@ -136,7 +136,16 @@ def test_only_infrastructures_of_the_run_are_found(im):
     radls = {
         "mine": (True, "instance_tags = 'mayfly-run=faces-261128-100000-abcd'"),
         "other": (True, "instance_tags = 'mayfly-run=faces-261128-100000-beef'"),
-        "gone": (False, "Invalid infrastructure ID or access not granted."),
     }
     found = im(infrastructures=(True, list(radls)), radl=radls).find("faces-261128-100000-abcd")
     assert found == ["mine"]
+
+
+def test_one_that_cannot_be_read_counts_as_gone_only_when_it_is(im):
+    unreadable = {"strange": (False, "Invalid infrastructure ID or access not granted.")}
+    service = im(infrastructures=(True, ["strange"]), radl=unreadable)
+    with pytest.raises(RemoteError, match="read radl"):
+        service.find("faces-261128-100000-abcd")
+    listings = iter([["strange"], []])
+    service.infrastructures = lambda: next(listings)
+    assert service.find("faces-261128-100000-abcd") == []

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from mayfly import report
+from mayfly import redact, report
 from mayfly.errors import UserError
 from mayfly.ledger import Ledger
 from mayfly.local import platform
@@ -72,7 +72,7 @@ def test_no_secret_is_in_it_and_nothing_of_a_log_is_markup(ledger, environ):
     for text in (json.dumps(made), page, shown.getvalue()):
         assert SECRET not in text
         assert "ValueError: ********" in text
-    hidden = report.hide({"lines": LOG.splitlines()}, str)["lines"][0]
+    hidden = redact.hide({"lines": LOG.splitlines()}, str)["lines"][0]
     assert "tokentoken" not in hidden
     assert "https://********@git.example/x" in hidden
 

@@ -244,17 +244,25 @@ class Training:
         """The status of the run's end."""
         return self.wait_until(lambda status: status["state"] in ENDED, seconds)
 
+    def over_on_all_nodes(self, seconds: float) -> None:
+        """Wait until each node knows that this run is over."""
+        end = time.monotonic() + seconds
+        for node in self.lab.containers:
+            while self.run_id not in self.lab.sh(node, "cat /var/lib/mayfly/ended", check=False):
+                assert time.monotonic() < end, f"{node} does not know that the run is over"
+                time.sleep(1)
+
     def at_step(self, step: int, seconds: float = 300) -> Document:
         """The status once the training has come to a step."""
         return self.wait_until(lambda status: status["global_step"] >= step, seconds)
 
-    def pid(self, task: str) -> int:
-        """The process id, on its node, of the program that a task runs."""
-        unit = f"mayfly-task@{task}"
-        found = self.lab.sh(
-            node_of(task), f"pgrep -P $(systemctl show -P MainPID {unit}) || true"
-        ).split()
-        assert found, f"{task} runs no program"
+    def pid(self, task: str, seconds: float = 60) -> int:
+        """The process id, on its node, of the program that a task runs or will run soon."""
+        find = f"pgrep -P $(systemctl show -P MainPID mayfly-task@{task}) || true"
+        end = time.monotonic() + seconds
+        while not (found := self.lab.sh(node_of(task), find).split()):
+            assert time.monotonic() < end, f"{task} runs no program"
+            time.sleep(0.2)
         return int(found[0])
 
     def kill(self, task: str, signal: str = "KILL") -> None:

@@ -88,6 +88,8 @@ def deploy(platform, tmp_path) -> Iterator:
                 stderr=file,
                 text=True,
                 start_new_session=True,
+                # A test run in a shell's background is deaf to Ctrl-C, and so would this be.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
         started.append(Deployment(process, name, messages))
         return started[-1]
@@ -158,6 +160,20 @@ def test_ctrl_c(deploy, state):
         assert code == 130
         assert "destroying what was made" in messages
     assert run.record().destroyed
+
+
+@pytest.mark.parametrize("phase", ["services", "image"])
+def test_ctrl_c_before_anything_is_made(deploy, phase):
+    """There is no run yet: nothing to destroy, and nothing in the ledger."""
+    run = deploy(f"early-{phase}")
+    end = time.monotonic() + LIMIT_S
+    while f"{phase} …" not in run.messages.read_text():
+        assert time.monotonic() < end, run.messages.read_text()
+        time.sleep(0.01)
+    run.process.send_signal(signal.SIGINT)
+    code, document = run.end(LIMIT_S)
+    assert (code, document["run"], document["leftovers"]) == (130, None, 0)
+    assert run.record() is None
 
 
 def test_a_second_ctrl_c_leaves_and_says_what_is_left(deploy):

@@ -52,8 +52,8 @@ def test_a_task_that_holds_the_step_is_killed(lab, task):
     rewinds = [event for event in run.events() if event["event"] == "rewind"]
     redone = status["samples_processed"] - status["samples_seen"]
     print(f"{task}: {redone // BATCH} steps done twice, {rewinds}")
-    # A checkpoint is written every five seconds, and some 20 steps are made in one.
-    assert 0 <= redone <= 200 * BATCH
+    # A checkpoint is written every five seconds, and at most some 50 steps are made in one.
+    assert 0 <= redone <= 60 * BATCH
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_a_lost_worker_is_done_without(lab):
     lab.stop_for_good("worker-1", "mayfly-task@worker-0")
     succeeded(run.end(400))
     states = [e["state"] for e in run.events() if e.get("task") == "worker-0"]
-    print(states)
+    assert states[-1] == "lost", states
 
 
 @pytest.mark.slow
@@ -139,6 +139,4 @@ def test_a_node_knows_that_the_run_is_over(lab):
     for node in lab.containers:
         assert lab.sh(node, "cat /var/lib/mayfly/ended", check=False) == ""
     succeeded(run.end(200))
-    time.sleep(25)
-    for node in lab.containers:
-        assert run.run_id in lab.sh(node, "cat /var/lib/mayfly/ended")
+    run.over_on_all_nodes(90)
