@@ -146,13 +146,11 @@ def test_the_real_parser_takes_it(case: Case):
     radl = parse_radl(case.render())
     assert radl.check()
     spec = load_spec(None, {"cloud": "local", **case.overrides}, {})
-    assert {d.id: d.vm_number for d in radl.deploys} == {
-        "ps": spec.count("ps"),
-        "worker": spec.count("worker"),
-    }
+    counts = {group: spec.count(group) for group in ("ps", "worker") if spec.count(group)}
+    assert {d.id: d.vm_number for d in radl.deploys} == counts
     steps = {item.configure: item.num for item in radl.contextualize.items.values()}
-    assert steps["hdfs_ps"] == steps["hdfs_worker"] == 1
-    assert steps["train_ps"] == steps["train_worker"] == len(load_stages())
+    assert {steps[f"hdfs_{group}"] for group in counts} == {1}
+    assert {steps[f"train_{group}"] for group in counts} == {len(load_stages())}
 
 
 @every_case

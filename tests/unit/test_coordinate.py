@@ -94,6 +94,13 @@ def test_a_program_that_tells_no_steps_may_do_so_where_the_engine_has_no_form_fo
     assert one.phase == FAILED and "worker-0 on node n3" in one.error["message"]
 
 
+def test_a_stall_without_parameter_servers_blames_none():
+    state = advance(NEW, seen(beat("chief-0", step=1)), torch_run(), 1, LIMITS)
+    heard = replace(beat("chief-0", step=1), updated="2026-11-28T12:02:40.000Z")
+    late = advance(state, seen(heard), torch_run(), 1 + 2 * 80, LIMITS)
+    assert late.phase == FAILED and "one hung process stops all" in late.error["message"]
+
+
 def test_an_evaluator_that_failed_once_may_come_back():
     failed = seen(beat("chief-0", step=1000), beat("evaluator-0", "failed"), done=True)
     assert step(NEW, failed, 10).phase == TRAINING

@@ -209,7 +209,8 @@ def _overdue(
     allowed = _allowed(chief, limits) if chief else limits.stall
     if state.phase == TRAINING and now - state.stepped > allowed:
         where = f"no new global step for {allowed:.0f} s, at step {state.step}"
-        message = f"{where} — a hung parameter server stops all; see the tasks' logs"
+        suspect = "a hung parameter server" if PS in cluster.kinds else "one hung process"
+        message = f"{where} — {suspect} stops all; see the tasks' logs"
         return fail(state, now, message)
     return None
 
