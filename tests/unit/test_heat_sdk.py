@@ -7,12 +7,12 @@ import json
 import threading
 from typing import Any
 
+import openstack
 import pytest
 
 from mayfly.errors import RemoteError, UserError
 from mayfly.heat import stack
 
-openstack = pytest.importorskip("openstack")
 PROJECT, STACK, SERVER = "p" * 32, "5" * 32, "9" * 32
 
 

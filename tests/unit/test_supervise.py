@@ -212,11 +212,11 @@ def test_a_run_that_is_over_starts_nothing(tmp_path, board, marker, state):
 
 
 def test_a_task_over_max_duration_fails_the_run(tmp_path, board):
-    subject = supervisor(tmp_path, board, "chief-0", SLEEP, max_duration_s=1)
+    subject = supervisor(tmp_path, board, "chief-0", SLEEP, max_duration_s=3)
     assert subject.run() == TOO_LONG
     failed = json.loads(board.read("FAILED"))
     assert (failed["task"], failed["node"]) == ("chief-0", "n2")
-    assert "max_duration, 1 s" in failed["message"]
+    assert "max_duration, 3 s" in failed["message"]
     assert failed["log_tail"] == ["up"]
 
 
