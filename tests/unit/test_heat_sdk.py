@@ -7,7 +7,6 @@ import json
 import threading
 from typing import Any
 
-import openstack
 import pytest
 
 from mayfly.errors import RemoteError, UserError
