@@ -1,6 +1,7 @@
 """Engine torch, as a new user types it: the same nodes, data path, export and teardown.
 
-Slow: the estimator's main job guards the way itself in `make test`. Needs about three minutes.
+Slow: the estimator's main job guards the way itself in `make test`. Each of the two runs takes
+five to eight minutes on two busy cores.
 """
 
 from __future__ import annotations
