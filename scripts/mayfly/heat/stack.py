@@ -10,6 +10,7 @@ from typing import Any
 from mayfly.errors import RemoteError, UserError
 from mayfly.heat.template import MARK
 
+openstack: Any
 try:
     import openstack
     from openstack import exceptions
