@@ -192,7 +192,7 @@ def test_the_plain_launcher(make: Make):
 @pytest.mark.slow
 def test_a_worker_that_is_killed_and_restarted(make: Make, place: Place):
     """The machine loses power in the middle of training, and comes back."""
-    stack = make("killed", arguments=training(epochs=4))
+    stack = make("killed", arguments=training(epochs=3))
     wait_for_step(stack, "main", 400)  # a checkpoint is there: after 312
     place.docker("kill", stack.container("worker_1"))
     place.docker("start", stack.container("worker_1"))
@@ -201,7 +201,7 @@ def test_a_worker_that_is_killed_and_restarted(make: Make, place: Place):
     assert stack.wait_until_off(OFF_S) == []
     assert "restored_step=" in stack.read("worker_1", "/var/log/mayfly.log")
     about = json.loads(stack.read("main", f"{RESULTS}/export/model.json"))
-    assert about["global_step"] == 4 * (60_000 // BATCH)
+    assert about["global_step"] == 3 * (60_000 // BATCH)
 
 
 # --- helpers ----------------------------------------------------------------------------------
