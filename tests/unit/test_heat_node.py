@@ -273,6 +273,30 @@ def test_a_long_run_says_that_it_started(node: Node, heat: Heat):
     assert [signal["reason"] for signal in heat.signals][0] == "worker-1: training started"
 
 
+@pytest.mark.parametrize(
+    ("error", "runs"),
+    [
+        ("torch.distributed.DistStoreError: wait timeout after 60000ms", 2),
+        ("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: x", 1),
+    ],
+)
+def test_a_lost_rendezvous_is_tried_again_and_a_failed_program_is_not(
+    node: Node, heat: Heat, error: str, runs: int
+):
+    publish(with_environment(node), ".", "train.py")
+    torchrun = node.state / "venv/bin/torchrun"
+    counter = node.root / "runs"
+    torchrun.write_text(
+        f"#!/bin/sh\necho run >>{counter}\n"
+        f'[ "$(wc -l <{counter})" -gt 1 ] && exit 0\necho "{error}"\nexit 1\n'
+    )
+    torchrun.chmod(0o755)
+    node.start(user_data(heat, launcher="torchrun"))
+    node.mayfly_node("run")
+    assert counter.read_text().count("run") == runs
+    assert heat.signals[0]["status"] == ("SUCCESS" if runs > 1 else "FAILURE")
+
+
 def test_what_takes_too_long_is_ended_and_reported(node: Node, heat: Heat):
     node.start(user_data(heat, max_duration="90s"))
     (node.state / "step").write_text("installing requirements.txt")

@@ -20,6 +20,7 @@ VENV=$STATE/venv
 RESULTS=$STATE/results
 WHEELS=/opt/mayfly/cache/wheels # an image may have some
 MAX_RESTARTS=3
+AGAIN_S=300 # how long a node waits for the others after it has lost them
 KEEP_REASON=400 # characters of a failure's reason that Heat is told
 # A prefix that sorts the main node first and the workers in order: torchrun ranks nodes by name.
 MAIN_NAME=mayfly-main
@@ -341,8 +342,22 @@ launch() {
       --rdzv-conf="is_host=$is_host,join_timeout=${JOB[start_timeout]}"
       --local-addr="$(rendezvous_name)" "$entrypoint")
   fi
-  step "running $entrypoint on node $NODE_RANK of $NNODES"
-  PYTHONUNBUFFERED=1 "${command[@]}" "${arguments[@]}"
+  local attempt
+  for ((attempt = 0; attempt <= MAX_RESTARTS; attempt++)); do
+    step "running $entrypoint on node $NODE_RANK of $NNODES"
+    if PYTHONUNBUFFERED=1 "${command[@]}" "${arguments[@]}"; then return 0; fi
+    sleep 2 # until the log has the last lines
+    lost_rendezvous || return 1
+    # The other nodes' torchrun has lost it too; they meet again where the main node listens anew.
+    JOB[start_timeout]=$((JOB[start_timeout] < AGAIN_S ? JOB[start_timeout] : AGAIN_S))
+    wait_for_main
+  done
+  return 1
+}
+
+lost_rendezvous() { # whether torchrun itself gave up, as it does when a node comes back too soon
+  tail -n 60 "$LOG" | grep -aE '^torch\.distributed\.[A-Za-z_.]*(Error|Exception)' | tail -n 1 |
+    grep -qE '(DistStoreError|DistNetworkError|DistBackendError|RendezvousConnectionError|RendezvousTimeoutError)'
 }
 
 rendezvous_name() {

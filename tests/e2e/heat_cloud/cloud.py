@@ -81,27 +81,34 @@ class Stack:
         assert self.signals is not None
         return self.signals.curl_cli(resource)
 
-    def wait(self, limit_s: float) -> tuple[str, dict[str, str]]:
-        """CREATE_COMPLETE or CREATE_FAILED, and each node's reason; waits for all of them."""
-        conditions = {
-            name: self.properties(name)
-            for name, resource in self.resources.items()
-            if resource["type"] == "OS::Heat::WaitCondition"
-        }
-        end = time.monotonic() + limit_s
-        reasons: dict[str, str] = {}
-        failed = False
-        for name, condition in conditions.items():
-            handle = condition["handle"].removeprefix(f"{self.name}-")
-            received: list[dict[str, Any]] = []
-            limit = min(end, time.monotonic() + condition["timeout"])
-            while not received and time.monotonic() < limit:
-                time.sleep(0.5)
-                received = self.signals.received.get(handle, []) if self.signals else []
-            node = name.rpartition("_")[0]
-            reasons[node] = received[0]["reason"] if received else "no signal"
-            failed |= not received or received[0]["status"] == "FAILURE"
-        return "CREATE_FAILED" if failed else "CREATE_COMPLETE", reasons
+    def wait(self, limit_s: float, grace_s: float = 60) -> tuple[str, dict[str, str]]:
+        """CREATE_COMPLETE or CREATE_FAILED, and each node's reason.
+
+        Heat fails a stack with its first failure; here the others get `grace_s` more to say theirs.
+        """
+        handles = {}
+        limit = limit_s
+        for name, resource in self.resources.items():
+            if resource["type"] == "OS::Heat::WaitCondition":
+                condition = self.properties(name)
+                handles[name.rpartition("_")[0]] = condition["handle"].removeprefix(f"{self.name}-")
+                limit = min(limit, condition["timeout"])
+        end = time.monotonic() + limit
+        while True:
+            first = {node: self._first_signal(handle) for node, handle in handles.items()}
+            if any(signal["status"] == "FAILURE" for signal in first.values()):
+                end = min(end, time.monotonic() + grace_s)
+                grace_s = float("inf")
+            if all(signal["status"] for signal in first.values()) or time.monotonic() > end:
+                break
+            time.sleep(0.5)
+        complete = all(signal["status"] == "SUCCESS" for signal in first.values())
+        reasons = {node: signal["reason"] for node, signal in first.items()}
+        return "CREATE_COMPLETE" if complete else "CREATE_FAILED", reasons
+
+    def _first_signal(self, handle: str) -> dict[str, Any]:
+        received = self.signals.received.get(handle) if self.signals else None
+        return received[0] if received else {"status": "", "reason": "no signal"}
 
     def running(self) -> list[str]:
         """The servers that are on."""
