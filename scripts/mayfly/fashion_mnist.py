@@ -30,8 +30,6 @@ OPTIONS = convert.Options(
     ),
     padded=True,
 )
-
-
 FILES = convert.Options(format=data.FILES, name="Fashion-MNIST (IDX files)")
 Prepare = Callable[[Path, Callable[[str, float | None], None]], Path]
 

@@ -6,7 +6,6 @@ import http.server
 import json
 import secrets
 import threading
-import time
 from typing import Any
 
 
@@ -18,7 +17,6 @@ class Signals(http.server.ThreadingHTTPServer):
     def __init__(self, address: str) -> None:
         self.tokens: dict[str, str] = {}
         self.received: dict[str, list[dict[str, Any]]] = {}
-        self.times: dict[str, float] = {}  # of the first signal of each handle
         super().__init__((address, 0), _Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -48,7 +46,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         signal = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert set(signal) <= {"status", "reason", "data", "id"}
         assert signal["status"] in ("SUCCESS", "FAILURE")
-        self.server.times.setdefault(handle, time.monotonic())
         self.server.received.setdefault(handle, []).append(signal)
         self.send_response(200)
         self.end_headers()
