@@ -71,7 +71,8 @@ def train(lab: Any, cluster: dict[str, Any], data: str, cache_mb: int, steps: in
         f" --train-steps {steps} --batch-size {BATCH} --log-steps {LOG_STEPS}"
         f" --cache-mb {cache_mb} --checkpoint-seconds 3600"
     )
-    environment = "set -a; . /etc/mayfly/hadoop.env; MAYFLY_TASK=bench; HADOOP_USER_NAME=mayfly"
+    variables = "TF_ENABLE_ONEDNN_OPTS=1; MAYFLY_TASK=bench; HADOOP_USER_NAME=mayfly"
+    environment = f"set -a; . /etc/mayfly/hadoop.env; {variables}"
     script = f"{environment}; rm -rf {job}; {program} 2>&1; code=$?; rm -rf {job}; exit $code"
     lines = PROGRESS.findall(node_command(lab, NODE, script))
     seconds = sum(float(took) for _, took in lines)

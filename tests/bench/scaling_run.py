@@ -26,7 +26,7 @@ class Task:
     """One process of a training, with the times at which it told a global step."""
 
     def __init__(self, command: list[str], tf_config: dict[str, Any] | None):
-        environment = dict(os.environ)
+        environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}  # as the nodes have it
         if tf_config:
             environment["TF_CONFIG"] = json.dumps(tf_config)
         self.told: list[tuple[float, int]] = []

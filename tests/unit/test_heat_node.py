@@ -5,9 +5,12 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,9 @@ keys = ("MASTER_ADDR MASTER_PORT NODE_RANK WORLD_SIZE NNODES NPROC_PER_NODE"
 print(json.dumps({"arguments": sys.argv[1:], **{key: os.environ[key] for key in keys}}))
 if "--fail" in sys.argv:
     raise ValueError("the data is empty")
+if "--wait" in sys.argv:
+    import time
+    time.sleep(120)
 """
 STUBS = {
     "systemctl": 'echo "systemctl $*" >>"$STUBS/calls"',
@@ -128,6 +134,7 @@ def node(tmp_path: Path) -> Node:
         "MAYFLY_LOG": str(tmp_path / "mayfly.log"),
         "MAYFLY_SELF": str(tmp_path / "mayfly-node"),
         "MAYFLY_HOSTS": str(tmp_path / "hosts"),
+        "MAYFLY_LOOK_S": "0.2",
         "GIT_CONFIG_GLOBAL": str(tmp_path / "gitconfig"),
     }
     return Node(tmp_path, {**os.environ, **places})
@@ -266,9 +273,7 @@ def test_a_long_run_says_that_it_started(node: Node, heat: Heat):
     publish(with_environment(node), ".", "train.py")
     (node.root / "stubs/ip").write_text("#!/bin/sh\necho '127.0.0.1 dev eth7 src x'\n")
     text = user_data(heat, name="worker_1", max_duration="2h")
-    port = heat.server_address[1]
-    text = text.replace('"192.168.100.254"', '"127.0.0.1"').replace("29400", str(port))
-    node.start(text)
+    node.start(here(text, heat.server_address[1]))
     assert node.mayfly_node("run").returncode == 0, node.log
     assert [signal["reason"] for signal in heat.signals][0] == "worker-1: training started"
 
@@ -295,6 +300,86 @@ def test_a_lost_rendezvous_is_tried_again_and_a_failed_program_is_not(
     node.mayfly_node("run")
     assert counter.read_text().count("run") == runs
     assert heat.signals[0]["status"] == ("SUCCESS" if runs > 1 else "FAILURE")
+
+
+def here(text: str, port: int) -> str:
+    """The main node's address and port, moved to this machine."""
+    return text.replace('"192.168.100.254"', '"127.0.0.1"').replace("29400", str(port))
+
+
+def free_pair() -> int:
+    """A port that is free, as the next one is: the rendezvous, and the board of failures."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def test_a_node_that_fails_ends_the_others(node: Node, heat: Heat):
+    """On the main node, which keeps the board: a worker tells it, and the program is ended."""
+    publish(with_environment(node), ".", "train.py")
+    (node.root / "stubs/ip").write_text("#!/bin/sh\necho '2: eth7    inet 127.0.0.1/8 x'\n")
+    port = free_pair()
+    node.start(here(user_data(heat, arguments="--wait"), port))
+
+    def worker() -> None:
+        end = time.monotonic() + 30
+        while time.monotonic() < end and not (node.root / "mayfly.log").exists():
+            time.sleep(0.1)
+        while time.monotonic() < end and "{" not in node.log:
+            time.sleep(0.1)
+        board = f"http://127.0.0.1:{port + 1}/"
+        for said in (b"worker-1: out of memory", b"worker-2: lost worker-1"):
+            urllib.request.urlopen(board, said, timeout=5).close()
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    began = time.monotonic()
+    node.mayfly_node("run")
+    thread.join()
+    assert time.monotonic() - began < 60
+    (signal,) = heat.signals
+    assert signal["status"] == "FAILURE"
+    assert signal["reason"] == "main: ended, since another node failed: worker-1: out of memory"
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port + 1)) != 0, "the board is gone"
+
+
+def test_a_node_that_fails_says_so_to_the_others(node: Node, heat: Heat):
+    publish(with_environment(node), ".", "train.py")
+    (node.root / "stubs/ip").write_text("#!/bin/sh\necho '127.0.0.1 dev eth7 src x'\n")
+    told: list[bytes] = []
+
+    class Board(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            told.append(self.rfile.read(int(self.headers["Content-Length"])))
+            assert heat.signals, "Heat is told first"
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    port = free_pair()
+    main = [http.server.ThreadingHTTPServer(("127.0.0.1", port + n), Board) for n in (0, 1)]
+    for server in main:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    node.start(here(user_data(heat, name="worker_1", arguments="--fail"), port))
+    node.mayfly_node("run")
+    for server in main:
+        server.shutdown()
+        server.server_close()
+    (said,) = told
+    assert said.startswith(b"worker-1: running train.py")
+    assert said.endswith(b"ValueError: the data is empty")
 
 
 def test_what_takes_too_long_is_ended_and_reported(node: Node, heat: Heat):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.unit.train_fakes import cluster, document
@@ -192,3 +193,10 @@ def test_tasks_of_the_estimator_need_no_look_at_the_machine():
     assert made.words[:4] == ["nice", "-n", "10", "/opt/mayfly/runtime/bin/python"]
     config = json.loads(made.environment["TF_CONFIG"])
     assert config["task"] == {"type": "evaluator", "index": 0}
+    assert made.environment["TF_ENABLE_ONEDNN_OPTS"] == "1"
+
+
+def test_a_job_may_turn_onednn_off():
+    job = replace(cluster(), environment={"TF_ENABLE_ONEDNN_OPTS": "0"})
+    made = launch.ENGINES["estimator"].launch(job, parse_task("worker-0"), lambda _: None)
+    assert made.environment["TF_ENABLE_ONEDNN_OPTS"] == "0"

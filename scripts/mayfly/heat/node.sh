@@ -22,6 +22,7 @@ WHEELS=/opt/mayfly/cache/wheels # an image may have some
 MAX_RESTARTS=3
 AGAIN_S=300 # how long a node waits for the others after it has lost them
 KEEP_REASON=400 # characters of a failure's reason that Heat is told
+LOOK_S=${MAYFLY_LOOK_S:-5} # between two looks whether another node has failed
 # A prefix that sorts the main node first and the workers in order: torchrun ranks nodes by name.
 MAIN_NAME=mayfly-main
 
@@ -95,7 +96,9 @@ run() {
   status=1
   trap 'finish "$status"' EXIT
   trap 'trap - EXIT; exit 143' TERM # the machine reboots: the next boot goes on
-  if "$SELF" train 2>&1 | tee -a "$LOG"; then status=0; fi
+  [ "${JOB[rank]}" != 0 ] || keep_board >/dev/null 2>&1 &
+  watch_others >/dev/null 2>&1 &
+  if setsid -w "$SELF" train 2>&1 | tee -a "$LOG"; then status=0; fi
 }
 
 arm_limit() { # after a reboot the time goes on
@@ -125,6 +128,9 @@ finish() { # STATUS [REASON]: results, log, signal, power off; whatever fails, t
   printf 'mayfly: %s: %s\n' "$word" "$reason" | tee -a "$LOG"
   touch "$STATE/finished"
   signal_heat "$word" "$reason"
+  # After Heat, which names the first one: the node whose failure is the cause.
+  [ "$status" = 0 ] || [ -e "$STATE/other" ] || tell_others "${JOB[name]}: $reason"
+  jobs -p | xargs -r kill 2>/dev/null
   systemctl stop mayfly-limit.timer 2>/dev/null
   power_off
 }
@@ -132,6 +138,8 @@ finish() { # STATUS [REASON]: results, log, signal, power off; whatever fails, t
 why() { # what the stack says of this node
   if [ "$1" = 0 ]; then
     echo "trained in $(($(date +%s) - $(cat "$STATE/began"))) s"
+  elif [ -e "$STATE/other" ]; then
+    echo "ended, since another node failed: $(cat "$STATE/other")"
   else
     echo "$(cat "$STATE/step" 2>/dev/null): $(last_words)"
   fi
@@ -166,6 +174,60 @@ for wait in (1, 4, 10, 20, None):
             sys.exit(1)
         time.sleep(wait)
 PY
+}
+
+# --- a node that fails for good ends the others: torchrun would let them wait for it ------------
+
+board() { echo "http://${JOB[main_address]}:$((JOB[port] + 1))/"; }
+
+keep_board() { # the main node keeps the first failure that a node tells, for all to read
+  exec python3 - "${JOB[main_address]}" "$((JOB[port] + 1))" <<'PY'
+import http.server, sys, time
+said = b""
+class Board(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer(said)
+    def do_POST(self):
+        global said
+        text = self.rfile.read(min(int(self.headers["Content-Length"]), 2000))
+        said = said or text
+        self.answer(b"")
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+while True:
+    try:
+        http.server.ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), Board).serve_forever()
+    except OSError: # the address is not there yet
+        time.sleep(2)
+PY
+}
+
+watch_others() { # ends this node's training when the board has something
+  exec python3 - "$STATE" "$(board)" "$LOOK_S" <<'PY'
+import http.client, os, pathlib, signal, sys, time, urllib.request
+state, said = pathlib.Path(sys.argv[1]), b""
+while not said:
+    time.sleep(float(sys.argv[3]))
+    try:
+        said = urllib.request.urlopen(sys.argv[2], timeout=5).read()
+    except (OSError, http.client.HTTPException):
+        pass
+(state / "other").write_bytes(said)
+for number in (signal.SIGTERM, signal.SIGKILL): # torchrun takes its processes with it at the first
+    os.killpg(int((state / "group").read_text()), number)
+    time.sleep(20)
+PY
+}
+
+tell_others() { # REASON; the main node stays until they have looked
+  [ "${JOB[nodes]}" -gt 1 ] || return 0
+  printf '%s' "$1" | python3 -c '
+import sys, urllib.request
+urllib.request.urlopen(sys.argv[1], sys.stdin.buffer.read(), timeout=5).close()' "$(board)" 2>/dev/null || return 0
+  [ "${JOB[rank]}" != 0 ] || sleep $((3 * LOOK_S))
 }
 
 upload() { # STATUS REASON: the log, the outcome and what is in the results directory, to S3
@@ -205,6 +267,7 @@ power_off() {
 # --- train ------------------------------------------------------------------------------------
 
 train() {
+  echo $$ >"$STATE/group"
   install_packages
   get_code
   cd "$CODE/${JOB[directory]}"
