@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("scripts", "training", "tests", "tests/e2e")]
 
 from faults import lab as kept  # noqa: E402
+from machine import nodes  # noqa: E402
 
 import testenv  # noqa: E402 (the path must be set before)
 from mayfly.local import platform as local  # noqa: E402
@@ -23,9 +23,16 @@ from mayfly.local import platform as local  # noqa: E402
 
 @contextlib.contextmanager
 def deploy() -> Iterator[kept.Lab]:
-    """One ps and two workers, without any training, destroyed at the end."""
+    """One ps and two workers, without any training, destroyed at the end.
+
+    MAYFLY_TEST_LAB may name a run whose kept nodes are used and left, for several benches in a row.
+    """
     os.environ.update(testenv.environment())
-    lab = kept.deploy(local.up(note), None)
+    platform = local.up(note)
+    if run_id := os.environ.get("MAYFLY_TEST_LAB"):
+        yield kept.attach(platform, None, run_id, nodes(platform))
+        return
+    lab = kept.deploy(platform, None)
     try:
         yield lab
     finally:
@@ -54,7 +61,7 @@ def machine() -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
         "memory_gib": round(pages / 2**30),
-        "kernel": platform.release(),
+        "kernel": os.uname().release,
         "load": os.getloadavg(),
     }
 

@@ -76,7 +76,7 @@ class CanaryWatch(threading.Thread):
     once, since Ansible's temporary files live for less than a second.
     """
 
-    JOURNAL = "journalctl --no-pager -q 2>/dev/null | grep -c {canary}; true"
+    JOURNAL = "journalctl --no-pager -q 2>/dev/null | grep -aF {canary} | head -n 3; true"
     FILES = (
         "grep -rlsF {canary} /etc /var /opt/mayfly/lib /tmp /root /home 2>/dev/null"
         ' | while read -r path; do if runuser -u nobody -- test -r "$path"'
@@ -121,14 +121,13 @@ class CanaryWatch(threading.Thread):
 
     def look_into_nodes(self) -> None:
         for name in nodes(self.platform):
-            hits = self.on_node(name, self.JOURNAL).strip()
-            if hits not in ("", "0"):
-                self.found.add(f"journal of {name}")
-            for line in self.on_node(name, self.FILES).splitlines():
-                self.found.add(f"file on a node: {line}")
-            self.looked_into_nodes += 1
+            journal, files = (self.on_node(name, what) for what in (self.JOURNAL, self.FILES))
+            self.found |= {f"journal of {name}: {line}" for line in journal or ()}
+            self.found |= {f"file on a node: {line}" for line in files or ()}
+            self.looked_into_nodes += journal is not None and files is not None
 
-    def on_node(self, name: str, script: str) -> str:
+    def on_node(self, name: str, script: str) -> list[str] | None:
+        """The lines that a script prints, the canary masked; None when the node has gone."""
         program = script.format(canary='"$canary"')
         command = ["docker", "-H", self.platform.docker_host, "exec", "-i", name, "sh", "-c"]
         done = subprocess.run(
@@ -138,7 +137,9 @@ class CanaryWatch(threading.Thread):
             text=True,
             check=False,
         )
-        return done.stdout
+        if done.returncode:  # the message of the engine may be on standard output
+            return None
+        return done.stdout.replace(testenv.CANARY, "CANARY").splitlines()
 
 
 def publish_repository(platform, bucket, tmp_path: Path, name: str, files: dict[str, str]) -> str:
