@@ -3,7 +3,8 @@
 Usage: staging.py [REPEATS] [MIB_PER_FILE]. All on one node of a cluster of three (replication 2),
 five files. JSON on standard output. Ways, each a command of its own on the node:
   stage      mayfly-node stage
-  old        boto3's download to the node's disk, four files at a time, then `hdfs dfs -put`
+  old        boto3's download to the node's disk, four files at a time, then `hdfs dfs -put` with the
+             sizes of packets and checksums that Hadoop has by default
   s3_read    reading from S3 to nowhere, as staging reads, four files at a time
   hdfs_write writing to HDFS from memory, as staging writes, four files at a time
 `whole` is a command's time as its caller sees it, `work` is without its start (not for `old`).
@@ -29,6 +30,7 @@ TARGET = "/mayfly/bench"
 SCRATCH = "/var/lib/mayfly/bench"
 AGENT = "/opt/mayfly/agent/bin/python -"
 HDFS = "HADOOP_USER_NAME=mayfly /opt/mayfly/hadoop/bin/hdfs"
+DEFAULTS = "-D dfs.client-write-packet-size=65536 -D dfs.bytes-per-checksum=512"
 WAYS = ("stage", "old", "s3_read", "hdfs_write")
 
 COMMON = """
@@ -113,7 +115,7 @@ def commands(lab: Any, mib: int) -> dict[str, Callable[[], dict[str, float]]]:
         f"mayfly-node stage --env-file /etc/mayfly/s3.env --namenode-http {namenode['http']}"
         f" {SOURCE} {namenode['rpc']}{TARGET}"
     )
-    put = f"{HDFS} dfs -mkdir -p {TARGET} && {HDFS} dfs -put {SCRATCH}/* {TARGET}/"
+    put = f"{HDFS} dfs -mkdir -p {TARGET} && {HDFS} dfs {DEFAULTS} -put {SCRATCH}/* {TARGET}/"
     return {
         "stage": lambda: timed(lab, stage),
         "old": lambda: timed(lab, f"{AGENT} && {put}", script(NAMES + DOWNLOAD, mib)),

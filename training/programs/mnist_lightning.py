@@ -7,8 +7,9 @@ epochs; pictures normalised by (0.1307, 0.3081) and flattened.
 
 Runs alone, under torchrun on any number of nodes, or as one process a node with MASTER_ADDR,
 MASTER_PORT, NODE_RANK and WORLD_SIZE set. D holds the four IDX files of MNIST or Fashion-MNIST,
-gzipped or not. M is the same for all processes: `M/checkpoints` is where a restarted run goes on
-from, `M/export` gets the model. Both may be anything that fsspec opens, such as hdfs://.
+gzipped or not. `M/checkpoints` is where a restarted run goes on from, `M/export` gets the model. Both
+may be anything that fsspec opens, such as hdfs://. When M is a directory of each node's own, rank 0
+writes, and gives its checkpoint to the others when they start again.
 
 A global step is one batch of `--batch-size` samples, divided among the processes: the gradients,
 and the samples seen, are those of one process, whatever their number. With
@@ -31,6 +32,7 @@ import fsspec
 import lightning
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from torch import nn
@@ -262,10 +264,11 @@ def main() -> None:
     steps = cli.config.train_steps
     cli.trainer.fit_loop.epoch_loop.max_steps = steps or -1
     cli.trainer.fit_loop.max_epochs = -1 if steps else cli.config.epochs
-    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=last_checkpoint(job_dir))
+    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=common_checkpoint(job_dir))
     # An epoch that the last step has cut short leaves no checkpoint by itself.
     final = f"step={cli.trainer.global_step}.ckpt"
-    if not (last_checkpoint(job_dir) or "").endswith(f"/{final}"):
+    saved = cli.trainer.strategy.broadcast(last_checkpoint(job_dir))
+    if not (saved or "").endswith(f"/{final}"):
         cli.trainer.save_checkpoint(f"{job_dir}/checkpoints/{final}")
     (facts,) = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
     if cli.trainer.is_global_zero:
@@ -303,6 +306,40 @@ def last_checkpoint(job_dir: str) -> str | None:
             continue
         return str(fs.unstrip_protocol(path))
     return None
+
+
+def common_checkpoint(job_dir: str) -> str | None:
+    """Rank 0's newest checkpoint, at the same path for all processes, None when it has none."""
+    found = last_checkpoint(job_dir)
+    nodes, here = processes()
+    if nodes == 1:
+        return found
+    if not dist.is_initialized():  # Lightning takes the group that is there
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        rank = int(os.environ.get("RANK", os.environ.get("NODE_RANK", "0")))
+        dist.init_process_group(backend, rank=rank, world_size=nodes * here)
+    (path,) = from_rank_0(found)
+    if path is None:
+        return None
+    fs, place = fsspec.url_to_fs(path)
+    there: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(there, fs.exists(place))
+    if not all(there):
+        (content,) = from_rank_0(fs.cat_file(place) if dist.get_rank() == 0 else None)
+        if dist.get_rank() != 0:
+            part = f"{place}.{dist.get_rank()}.part"
+            fs.makedirs(os.path.dirname(place), exist_ok=True)
+            fs.pipe_file(part, content)
+            fs.mv(part, place)
+        dist.barrier()
+    return str(path)
+
+
+def from_rank_0(value: Any) -> list[Any]:
+    """What rank 0 has, in a list of one."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box
 
 
 def export(job_dir: str, model: Classifier, facts: dict[str, float]) -> None:
