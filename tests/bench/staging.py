@@ -3,8 +3,8 @@
 Usage: staging.py [REPEATS] [MIB_PER_FILE]. All on one node of a cluster of three (replication 2),
 five files. JSON on standard output. Ways, each a command of its own on the node:
   stage      mayfly-node stage
-  old        boto3's download to the node's disk, four files at a time, then `hdfs dfs -put` with the
-             sizes of packets and checksums that Hadoop has by default
+  old        boto3's download to the node's disk, four files at a time, then `hdfs dfs -put` with
+             the sizes of packets and checksums that Hadoop has by default
   s3_read    reading from S3 to nowhere, as staging reads, four files at a time
   hdfs_write writing to HDFS from memory, as staging writes, four files at a time
 `whole` is a command's time as its caller sees it, `work` is without its start (not for `old`).

@@ -7,9 +7,9 @@ epochs; pictures normalised by (0.1307, 0.3081) and flattened.
 
 Runs alone, under torchrun on any number of nodes, or as one process a node with MASTER_ADDR,
 MASTER_PORT, NODE_RANK and WORLD_SIZE set. D holds the four IDX files of MNIST or Fashion-MNIST,
-gzipped or not. `M/checkpoints` is where a restarted run goes on from, `M/export` gets the model. Both
-may be anything that fsspec opens, such as hdfs://. When M is a directory of each node's own, rank 0
-writes, and gives its checkpoint to the others when they start again.
+gzipped or not. `M/checkpoints` is where a restarted run goes on from, `M/export` gets the model.
+Both may be anything that fsspec opens, such as hdfs://. When M is a directory of each node's own,
+rank 0 writes, and gives its checkpoint to the others when they start again.
 
 A global step is one batch of `--batch-size` samples, divided among the processes: the gradients,
 and the samples seen, are those of one process, whatever their number. With
@@ -328,7 +328,7 @@ def common_checkpoint(job_dir: str) -> str | None:
         (content,) = from_rank_0(fs.cat_file(place) if dist.get_rank() == 0 else None)
         if dist.get_rank() != 0:
             part = f"{place}.{dist.get_rank()}.part"
-            fs.makedirs(os.path.dirname(place), exist_ok=True)
+            fs.makedirs(place.rpartition("/")[0], exist_ok=True)
             fs.pipe_file(part, content)
             fs.mv(part, place)
         dist.barrier()
