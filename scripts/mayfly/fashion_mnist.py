@@ -7,9 +7,11 @@ it. As IDX files it is uploaded as the package has it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ OPTIONS = convert.Options(
     padded=True,
 )
 FILES = convert.Options(format=data.FILES, name="Fashion-MNIST (IDX files)")
+ABANDONED_S = 3600
 Prepare = Callable[[Path, Callable[[str, float | None], None]], Path]
 
 
@@ -64,6 +67,7 @@ def prepare(cache: Path, report: Callable[[str, float | None], None]) -> Path:
         report("Fashion-MNIST was converted before: reused", None)
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(directory.parent)
     making = Path(tempfile.mkdtemp(dir=directory.parent, prefix="making-"))
     try:
         convert.convert(
@@ -77,6 +81,14 @@ def prepare(cache: Path, report: Callable[[str, float | None], None]) -> Path:
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return directory
+
+
+def _remove_abandoned(datasets: Path) -> None:
+    """Remove what killed conversions have left; one that takes minutes is at work no more."""
+    for old in datasets.glob("making-*"):
+        with contextlib.suppress(FileNotFoundError):  # renamed by the one that made it
+            if old.stat().st_mtime < time.time() - ABANDONED_S:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def _source(report: Callable[[str, float | None], None]) -> Path:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "tests/molecule/base.yml"
 NETWORK = "mayfly-molecule"
 JOBS = 2  # half of a scenario's time is waiting for daemons and for SSH
+LONGEST = "trainer/"  # started first, so that nothing short waits for it at the end
 
 
 def main() -> int:
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="ROLE[/SCENARIO]")
     options = parser.parse_args()
     chosen = scenarios(options.names, every=options.all)
+    chosen.sort(key=lambda name: not name.startswith(LONGEST))
     environment = environment_of_molecule()
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = pool.map(lambda name: run(name, environment, keep=options.keep), chosen)
