@@ -200,7 +200,7 @@ def _next_steps(job: HeatJob, path: Path) -> str:
         "started": "CREATE_COMPLETE means that training started",
     }[job.waits_for]
     return (
-        f"wrote {path}: a main node and {job.workers} workers. {meaning}.\n"
+        f"wrote {path}: {job.machines}. {meaning}.\n"
         f"  in the dashboard: Orchestration > Stacks > Launch Stack, and choose {path.name}\n"
         f"  or: openstack stack create -t {path}{key}{secrets} STACK\n"
         f"  in the end: mayfly heat delete STACK"

@@ -199,6 +199,11 @@ class HeatJob(Model):
     """Leave the nodes running at the end."""
 
     @property
+    def machines(self) -> str:
+        """How many there are, in words."""
+        return f"a main node and {self.workers} worker{'' if self.workers == 1 else 's'}"
+
+    @property
     def network(self) -> IPv4Network:
         """The subnet."""
         return IPv4Network(self.cidr)

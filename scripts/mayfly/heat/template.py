@@ -317,7 +317,7 @@ def _description(job: HeatJob) -> str:
     )
     end = "stay on" if job.keep else "power off by themselves"
     return (
-        f"{MARK}: distributed PyTorch training on a main node and {job.workers} workers. {meaning}."
+        f"{MARK}: distributed PyTorch training on {job.machines}. {meaning}."
         f" The nodes {end}; network, router and floating IP stay until the stack is deleted."
     )
 
