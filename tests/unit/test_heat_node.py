@@ -307,6 +307,11 @@ def here(text: str, port: int) -> str:
     return text.replace('"192.168.100.254"', '"127.0.0.1"').replace("29400", str(port))
 
 
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def free_pair() -> int:
     """A port that is free, as the next one is: the rendezvous, and the board of failures."""
     while True:
@@ -318,11 +323,6 @@ def free_pair() -> int:
             except (OSError, OverflowError):
                 continue
             return port
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_node_that_fails_ends_the_others(node: Node, heat: Heat):
@@ -340,6 +340,8 @@ def test_a_node_that_fails_ends_the_others(node: Node, heat: Heat):
             time.sleep(0.1)
         board = f"http://127.0.0.1:{port + 1}/"
         for said in (b"worker-1: out of memory", b"worker-2: lost worker-1"):
+            while not answers(port + 1) and time.monotonic() < end:
+                time.sleep(0.1)
             urllib.request.urlopen(board, said, timeout=5).close()
 
     thread = threading.Thread(target=worker)

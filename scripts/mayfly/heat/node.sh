@@ -225,8 +225,16 @@ PY
 tell_others() { # REASON; the main node stays until they have looked
   [ "${JOB[nodes]}" -gt 1 ] || return 0
   printf '%s' "$1" | python3 -c '
-import sys, urllib.request
-urllib.request.urlopen(sys.argv[1], sys.stdin.buffer.read(), timeout=5).close()' "$(board)" 2>/dev/null || return 0
+import sys, time, urllib.request
+text, look = sys.stdin.buffer.read(), float(sys.argv[2])
+for wait in (look, 2 * look, None): # the main node may not be up yet
+    try:
+        urllib.request.urlopen(sys.argv[1], text, timeout=5).close()
+        break
+    except OSError:
+        if wait is None:
+            sys.exit(1)
+        time.sleep(wait)' "$(board)" "$LOOK_S" 2>/dev/null || return 0
   [ "${JOB[rank]}" != 0 ] || sleep $((3 * LOOK_S))
 }
 
