@@ -9,6 +9,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from mayfly.deploy import Job, Tools, deploy, export_again, prepare
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases, make_display
 from mayfly.errors import UserError
+from mayfly.explain import explain_job
 from mayfly.heat import commands as heat
 from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
@@ -31,9 +33,10 @@ from mayfly.redact import Redactor, hide
 from mayfly.report import make_report, render_terminal, write_html
 from mayfly.run_store import RunStore
 from mayfly.services import LOCAL, Services, open_bucket, open_services
-from mayfly.spec import json_schema, parse_assignment
+from mayfly.spec import json_schema, load_spec, parse_assignment
 from mayfly.summary import explain, table
 from mayfly_train import convert
+from mayfly_train.explain import as_text
 
 app = typer.Typer(
     name="mayfly",
@@ -141,6 +144,31 @@ def plan(
         ready = prepare(wanted, _tools(display), Phases(display))
     document = views.plan_document(ready)
     emit(document, views.plan_table(document), as_json=as_json)
+
+
+@app.command("explain", epilog=_example("mayfly explain --engine torch --task worker-0"))
+def explain_command(
+    context: typer.Context,
+    job: JobFile = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task, such as chief-0 or ps-0; all when absent.")
+    ] = None,
+    workers: Workers = None,
+    ps: Ps = None,
+    mode: Mode = None,
+    steps: Steps = None,
+    engine: Engine = None,
+    settings: Set = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print the command line and the environment that a job's training processes would get.
+
+    Addresses are examples. On a node of a run, `mayfly-node explain` prints the true ones.
+    """
+    file, overrides = _layers({**context.params, "cloud": LOCAL})
+    document = explain_job(load_spec(file, overrides, os.environ), task)
+    emit(document, as_text(document["tasks"]), as_json=as_json)
 
 
 @app.command(epilog=_example("mayfly status"))
@@ -388,12 +416,16 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 def _job(context: typer.Context, keep: bool = False) -> Job:
     """Return the job that the command line asks for; a flag wins over the same key in --set."""
-    given = context.params
-    assigned = dict(parse_assignment(text) for text in given["settings"] or [])
-    flags = {name: given[name] for name in FLAGS}
-    file = Path(given["job"]) if given["job"] else None
-    spec, profile = load_job(file, {**assigned, **flags}, os.environ)
+    file, overrides = _layers(context.params)
+    spec, profile = load_job(file, overrides, os.environ)
     return Job(spec, profile, keep)
+
+
+def _layers(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
+    """Return the job file and what stands above it."""
+    assigned = dict(parse_assignment(text) for text in given["settings"] or [])
+    flags = {name: given.get(name) for name in FLAGS}
+    return (Path(given["job"]) if given["job"] else None), {**assigned, **flags}
 
 
 def _confirm(job: Job, yes: bool, as_json: bool) -> None:

@@ -9,13 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from mayfly import inputs
+from mayfly.engines import ENGINES
 from mayfly.run import Run
 from mayfly.spec import ClusterSpec, parse_git
 
 # A run that takes as long as it may still needs its nodes for what comes before and after.
 MARGIN_S = 1800
-# What each engine's programs are written in: the runtime's variable.
-FRAMEWORKS = {"estimator": "tensorflow", "torch": "torch"}
 
 
 def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         "dataset_source": spec.data.source,
         "dataset_run_uri": run.uri(spec),
         **_s3("dataset", run),
-        "runtime_framework": FRAMEWORKS[spec.trainer.engine],
+        "runtime_framework": spec.trainer.framework or ENGINES[spec.trainer.engine].frameworks[0],
         **_trainer(spec, run),
         "model_export_run_uri": run.uri(spec),
         **_s3("model_export", run),
@@ -58,6 +57,7 @@ def _trainer(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         "trainer_steps": trainer.steps,
         "trainer_batch_size": trainer.batch_size,
         **_program(spec),
+        **({"trainer_command": list(trainer.command)} if trainer.command else {}),
         "trainer_args": trainer.args,
         "trainer_max_duration_s": spec.limits.max_duration,
         "trainer_tensorboard": spec.tensorboard,
@@ -72,7 +72,7 @@ def _program(spec: ClusterSpec) -> dict[str, Any]:
     return {
         "trainer_program": f"git+{source.url}" + (f"@{source.ref}" if source.ref else ""),
         "trainer_directory": trainer.directory,
-        "trainer_entrypoint": trainer.entrypoint,
+        "trainer_entrypoint": trainer.entrypoint or "",
     }
 
 

@@ -25,24 +25,12 @@ from pydantic import (
     model_validator,
 )
 
+from mayfly.engines import COMMAND, ENGINES, ESTIMATOR, FRAMEWORKS, LATER, PROGRAMS
 from mayfly.errors import UserError, nearest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEFAULT_JOB = CHECKOUT / "training/jobs/default.yml"
 
-ENGINES = ("estimator", "torch")
-LATER_ENGINES = ("command", "horovod", "keras-ps", "mwms", "tf-server")
-ESTIMATOR, TORCH = ENGINES
-# What an engine's own default job sets aside, when a job file chooses the engine and no more.
-ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
-    ESTIMATOR: {},
-    TORCH: {
-        "nodes": {"ps": {"count": 0}},
-        "trainer": {"mode": "sync", "program": "builtin:mnist_lightning"},
-        "data": {"source": "datasets/fashion-mnist-idx/", "format": "files"},
-        "tensorboard": False,  # no built-in program writes events
-    },
-}
 # Samples in a global step where a program's own default is another than the common one.
 BATCH_SIZE = 128
 BATCH_SIZES = {"builtin:mnist_lightning": 64}
@@ -137,10 +125,10 @@ def _relative_path(value: str) -> str:
 
 
 def _engine(value: object) -> object:
-    if value in LATER_ENGINES:
+    if value in LATER:
         raise ValueError(f"is planned but not in this version; use {' or '.join(ENGINES)}")
     if value not in ENGINES:
-        known = (*ENGINES, *LATER_ENGINES)
+        known = (*ENGINES, *LATER)
         guess = nearest(str(value), known)
         raise ValueError(f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}")
     return value
@@ -156,6 +144,29 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _command(value: object) -> object:
+    """The words of a command; text is read by bash, which ends at the first command that fails."""
+    if isinstance(value, str) and value.strip():
+        return ["bash", "-e", "-o", "pipefail", "-c", value.strip("\n")]
+    if not (isinstance(value, list) and value and all(isinstance(word, str) for word in value)):
+        raise ValueError("write text for bash, or a list of words")
+    return value
+
+
+def _command_words(words: tuple[str, ...]) -> tuple[str, ...]:
+    for word in words:
+        _plain(word.replace("\n", " ").replace("\t", " "))
+        if re.search(r"^\s*@", word, re.MULTILINE):
+            raise ValueError("has a line that begins with @, which ends a block of RADL")
+    return words
+
+
+Command = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_command),
+    AfterValidator(_command_words),
+    WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
+]
 Duration = Annotated[
     int,
     BeforeValidator(parse_duration),
@@ -237,16 +248,23 @@ class Trainer(Model):
         str, BeforeValidator(_engine), Field(json_schema_extra={"enum": [*ENGINES]})
     ] = ESTIMATOR
     """How tasks find each other and share the model: `estimator` (TensorFlow 2.15 Estimator with
-    parameter servers) or `torch` (torchrun, and gradients averaged over gloo or NCCL)."""
+    parameter servers), `torch` (torchrun, and gradients averaged over gloo or NCCL), `tf-server`
+    (TensorFlow's own servers, for scripts older than Estimator) or `command` (your command on every
+    node)."""
+    framework: Annotated[str | None, Field(json_schema_extra={"enum": [*FRAMEWORKS, None]})] = None
+    """What is installed for the program: `tensorflow` (2.15) or `torch`; empty: the engine's."""
     mode: Literal["async", "sync"] = "async"
     """`async`: each worker updates the parameter servers alone; `sync`: all average first.
-    Engine torch is always `sync`."""
+    Engine torch is always `sync`. With `sync` a run fails without one of its workers."""
     program: str = "builtin:cifar10"
     """`builtin:NAME`, or `git+https://host/repository[@ref]`."""
     directory: RelativePath = "."
     """Directory inside the Git repository where the program runs."""
     entrypoint: RelativePath | None = None
     """Python file to run, seen from `directory`; needed with a Git repository."""
+    command: Annotated[Command | None, Field(min_length=1)] = None
+    """What engine `command` runs on every node, in the program's directory: a list of words, or
+    text that bash reads. The cluster is in its environment."""
     steps: int = Field(default=1600, ge=1)
     """Global steps: all workers together, so samples seen do not depend on their number."""
     args: Annotated[dict[str, Any], WithJsonSchema(_ARGS_SCHEMA)] = Field(default_factory=dict)
@@ -288,7 +306,14 @@ class Trainer(Model):
 
     @model_validator(mode="after")
     def _entrypoint_goes_with_git(self) -> Trainer:
-        if self.program.startswith("git+") and self.entrypoint is None:
+        if (self.command is None) != (self.engine != COMMAND):
+            raise ValueError(
+                f"engine is {self.engine!r}: command goes with engine command, which needs one"
+            )
+        if self.engine == COMMAND and self.entrypoint is not None:
+            raise ValueError("entrypoint goes with other engines: name the file in command")
+        git = self.program.startswith("git+")
+        if git and self.entrypoint is None and self.engine != COMMAND:
             raise ValueError("entrypoint is missing: name the Python file that the program starts")
         if self.program.startswith("builtin:") and self.entrypoint is not None:
             raise ValueError(
@@ -435,8 +460,8 @@ def load_spec(
         layers = [Layer("the default job", read_job(default_job(engine))), environment, flags]
     else:
         layers = [environment, Layer(str(file), read_job(file)), flags]
-        defaults = ENGINE_DEFAULTS.get(_engine_of(layers), {})
-        layers = [Layer("the engine's defaults", defaults), *layers]
+        chosen = ENGINES.get(_engine_of(layers))
+        layers = [Layer("the engine's defaults", chosen.defaults if chosen else {}), *layers]
     return validate(merge(layers), layers)
 
 
@@ -472,20 +497,27 @@ def validate(values: dict[str, Any], layers: list[Layer]) -> ClusterSpec:
 
 
 def _require_what_the_engine_needs(spec: ClusterSpec, layers: list[Layer]) -> None:
-    """Raise UserError when the nodes or the mode do not go with the engine."""
-    ps, engine, mode = spec.count("ps"), spec.trainer.engine, spec.trainer.mode
-    servers = f"nodes.ps.count is {ps}{_origin(['nodes', 'ps', 'count'], layers)}"
-    if engine == ESTIMATOR and ps < 1:
-        raise UserError(
-            servers, "must be 1 or more: the estimator engine needs at least one parameter server"
-        )
-    if engine == TORCH and ps > 0:
-        raise UserError(servers, "must be 0: engine torch has no parameter servers")
-    if engine == TORCH and mode != "sync":
-        raise UserError(
-            f"trainer.mode is {mode!r}{_origin(['trainer', 'mode'], layers)}",
-            "must be 'sync': engine torch averages gradients at each step",
-        )
+    """Raise UserError when nodes, mode, framework or program do not go with the engine."""
+    trainer, engine = spec.trainer, ENGINES[spec.trainer.engine]
+
+    def refuse(key: str, value: object, advice: str) -> UserError:
+        return UserError(f"{key} is {value!r}{_origin(key.split('.'), layers)}", advice)
+
+    why = f"engine {trainer.engine} {engine.why}"
+    ps = spec.count("ps")
+    if engine.ps is not None and engine.ps != (ps > 0):
+        raise refuse("nodes.ps.count", ps, f"must be {'1 or more' if engine.ps else '0'}: {why}")
+    if trainer.mode not in engine.modes:
+        raise refuse("trainer.mode", trainer.mode, f"must be {engine.modes[0]!r}: {why}")
+    if trainer.framework not in (None, *engine.frameworks):
+        known = " or ".join(f"{name!r} ({FRAMEWORKS[name]})" for name in engine.frameworks)
+        needs = f"must be {known} for engine {trainer.engine}"
+        raise refuse("trainer.framework", trainer.framework, needs)
+    if trainer.engine not in (COMMAND, *PROGRAMS.get(trainer.program, (trainer.engine,))):
+        fitting = [name for name, engines in PROGRAMS.items() if trainer.engine in engines]
+        advice = f"is written for engine {' or '.join(PROGRAMS[trainer.program])}: with engine "
+        advice += f"{trainer.engine} use {' or '.join(fitting)}, or a program of your own"
+        raise refuse("trainer.program", trainer.program, advice)
 
 
 def expand(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""The published MLP by DDP on one and two nodes, one core each: the published table, done fairly.
+"""DDP on one and two nodes, one core each: the published table done fairly, and a larger network.
 
 Usage: ddp.py [REPEATS] [EPOCHS]. On a kept cluster of two workers, each on a core of its own
-(taskset), mnist_lightning.py on Fashion-MNIST in the tmpfs /run, in turn:
+(taskset), on Fashion-MNIST in the tmpfs /run, in turn:
 
-  one             one node, batches of 64
+  one             mnist_lightning.py (the published MLP), one node, batches of 64
   equal_batch     two nodes, the same batches of 64, half of each on a node: as many steps
   equal_per_node  two nodes, 64 on each: half as many steps with twice the batch
+  resnet_one      cifar10_torch.py (ResNet-8), one node, one epoch in batches of 128
+  resnet_two      two nodes, the same batches, half of each on a node
 
+A step of the MLP takes about as long as its all-reduce, one of the ResNet a hundred times as long.
 Rates leave out the start and the first lines of progress; `efficiency` is examples/s over twice
 those of one node, accuracy is over the whole test set. `start_s` is from torchrun's start to the
 first steps told, `torchrun_s` the whole of torchrun around a program that only meets. JSON on
@@ -27,37 +30,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from kept import machine, note, say
-from machine import docker, mayfly, nodes
+from machine import ROOT, docker, mayfly, nodes
 
 import testenv
 from mayfly.local import platform as local
 from mayfly_train.progress import Progress, after_line
 
-BATCH = 64
 PORT = 29500
 BENCH = "/run/mayfly-bench"
 PYTHON = "/opt/mayfly/runtime/bin/python"
-PROGRAM = "/opt/mayfly/programs/mnist_lightning.py"
+PROGRAMS = ROOT / "training/programs"
 NOTHING = "import torch.distributed as d; d.init_process_group('gloo'); d.destroy_process_group()"
 
 
 @dataclass(frozen=True)
 class Way:
-    """On how many nodes, and what the program is told beside."""
+    """What is trained on how many nodes, in steps of `batch` samples."""
 
     nodes: int
+    batch: int = 64
+    program: str = "mnist_lightning.py"
     options: str = ""
-
-    @property
-    def batch(self) -> int:
-        """Samples in a global step."""
-        return BATCH * (self.nodes if self.options else 1)
+    epochs: int | None = None  # None: as many as the bench is told
+    beside: str = "one"  # the way on one node that it is compared with
 
 
+RESNET = "cifar10_torch.py"
 WAYS = {
     "one": Way(1),
     "equal_batch": Way(2),
-    "equal_per_node": Way(2, "--batch-per-process"),
+    "equal_per_node": Way(2, batch=128, options="--batch-per-process"),
+    "resnet_one": Way(1, batch=128, program=RESNET, epochs=1),
+    "resnet_two": Way(2, batch=128, program=RESNET, epochs=1, beside="resnet_one"),
 }
 
 
@@ -75,19 +79,20 @@ def main() -> int:
             turn = number % len(WAYS)
             names = list(WAYS)
             for name in names[turn:] + names[:turn]:
-                measured[name].append(cluster.train(WAYS[name], epochs))
+                way = WAYS[name]
+                measured[name].append(cluster.train(way, way.epochs or epochs))
                 note(f"{number + 1}/{repeats} {name}: {measured[name][-1]}")
     middle = {
         name: {key: round(statistics.median(one[key] for one in found), 4) for key in found[0]}
         for name, found in measured.items()
     }
-    one = middle["one"]["examples_per_s"]
+    rates = {name: found["examples_per_s"] for name, found in middle.items()}
     document = {
         "repeats": repeats,
         "epochs": epochs,
         "median": middle,
         "efficiency": {
-            name: round(middle[name]["examples_per_s"] / (2 * one), 3)
+            name: round(rates[name] / (way.nodes * rates[way.beside]), 3)
             for name, way in WAYS.items()
             if way.nodes > 1
         },
@@ -110,7 +115,8 @@ class Cluster:
         """Train once; figures of the first node."""
         for name in self.containers:
             self._command(name, f"rm -rf {BENCH}/job")
-        words = f"{PROGRAM} --data-dir {BENCH}/data --job-dir {BENCH}/job --epochs {epochs}"
+        words = f"{BENCH}/{way.program} --data-dir {BENCH}/data --job-dir {BENCH}/job"
+        words += f" --epochs {epochs}"
         began = time.monotonic()
         started, progress, spent, steps = None, Progress(), 0.0, 0
         for line in self._torchrun(way.nodes, f"{words} {way.options}"):
@@ -209,6 +215,9 @@ def find(platform: local.LocalPlatform, run: str, made: list[str]) -> Cluster:
         by_address[address] = name
         get = f"/opt/mayfly/hadoop/bin/hdfs dfs -get '{cluster['data_dir']}/*ubyte.gz' {BENCH}/data"
         docker(platform, "exec", name, "sh", "-c", fetch + get)
+        for program in {way.program for way in WAYS.values()}:
+            docker(platform, "cp", str(PROGRAMS / program), f"{name}:/tmp/{program}")
+            docker(platform, "exec", name, "mv", f"/tmp/{program}", BENCH)
     order = [node["address"] for node in cluster["nodes"]["worker"]]
     return Cluster(platform.docker_host, [by_address[address] for address in order], order)
 

@@ -81,6 +81,14 @@ class Case:
 CASES = [
     Case("local"),
     Case("local_torch", {"engine": "torch"}),
+    Case("local_tf_server", {"engine": "tf-server"}),
+    Case(
+        "local_command",
+        {
+            "engine": "command",
+            "trainer.command": "set -u\necho \"it's $RANK\"  # é\n\n./train --out 'a b'\n",
+        },
+    ),
     Case("local_sync_two_ps", {"ps": 2, "workers": 3, "mode": "sync", "name": "two-ps"}),
     Case(
         "local_git_program",

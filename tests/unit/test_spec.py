@@ -404,3 +404,42 @@ def test_every_key_of_the_schema_is_described():
     fields = [(name, field) for group in groups for name, field in group["properties"].items()]
     assert len(fields) > 20
     assert [name for name, field in fields if not field.get("description")] == []
+
+
+# --- engines: what goes with what --------------------------------------------------------------
+
+
+def test_a_command_is_words_or_text_for_bash():
+    assert load(engine="command", trainer__command=["a", "b c"]).trainer.command == ("a", "b c")
+    words = load(engine="command", trainer__command="echo $RANK\n./train\n").trainer.command
+    assert words == ("bash", "-e", "-o", "pipefail", "-c", "echo $RANK\n./train")
+
+
+@pytest.mark.parametrize("command", ["", " ", [], [1], {"a": 1}, "echo {{ x }}", "a\x07"])
+def test_commands_that_are_none(command):
+    assert "trainer.command" in error(engine="command", trainer__command=command)
+
+
+def test_a_line_of_a_command_must_not_end_the_radl():
+    assert "ends a block of RADL" in error(engine="command", trainer__command="a\n @end\n")
+
+
+def test_a_command_goes_with_its_engine():
+    assert "command goes with engine command" in error(engine="torch", trainer__command="ls")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": "tf-server", "ps": 0}, "must be 1 or more: engine tf-server needs"),
+        ({"trainer__framework": "torch"}, "the last release with tf.estimator"),
+        ({"trainer__framework": "jax"}, "must be 'tensorflow'"),
+        ({"trainer__program": "builtin:mnist_lightning"}, "is written for engine torch"),
+        (
+            {"engine": "torch", "trainer__program": "builtin:cifar10"},
+            "use builtin:mnist_lightning or builtin:cifar10_torch, or a program of your own",
+        ),
+    ],
+)
+def test_what_does_not_go_with_the_engine(settings, message):
+    assert message in error(**settings)

@@ -27,6 +27,7 @@ COMMANDS = {
         "mayfly_train.resume_export",
         "take up the export of a run that failed in it",
     ),
+    "explain": ("mayfly_train.explain", "print what this node's training processes are given"),
     "failed": ("mayfly_train.failed", "leave the marker of a task that failed for good"),
 }
 

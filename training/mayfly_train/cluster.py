@@ -6,6 +6,7 @@ from it (see `topology`).
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +17,26 @@ from mayfly_train.errors import BadInput
 
 DEFAULT_PATH = Path("/etc/mayfly/cluster.json")
 VERSION = 1
-# Kinds of tasks that each engine has; how each is started stands in `launch`.
 PS, CHIEF, WORKER, EVALUATOR = "ps", "chief", "worker", "evaluator"
-ENGINES = {"estimator": (PS, CHIEF, WORKER, EVALUATOR), "torch": (CHIEF, WORKER)}
 MODES = ("async", "sync")
+ONE_COMMAND = "command"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The kinds of tasks that an engine has, and whether it can do without parameter servers."""
+
+    kinds: tuple[str, ...]
+    needs_ps: bool = False
+
+
+# How each task is started stands in `launch`.
+ENGINES = {
+    "estimator": Shape((PS, CHIEF, WORKER, EVALUATOR), needs_ps=True),
+    "torch": Shape((CHIEF, WORKER)),
+    "tf-server": Shape((PS, CHIEF, WORKER), needs_ps=True),
+    ONE_COMMAND: Shape((PS, CHIEF, WORKER)),
+}
 
 _MISSING: Any = object()
 
@@ -36,12 +53,14 @@ class Node:
 class Program:
     """What is trained: the file, the directory it runs in, and its own options.
 
-    `args` maps an option to its value: `batch_size: 64` becomes `--batch-size 64`.
+    `args` maps an option to its value: `batch_size: 64` becomes `--batch-size 64`. `command` are
+    the words that engine command runs on every node instead.
     """
 
     path: str
     directory: str
     args: Mapping[str, Any]
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +90,12 @@ class Cluster:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of tasks that this engine has."""
-        return ENGINES[self.engine]
+        return ENGINES[self.engine].kinds
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes, workers first: a node's position is its rank, 0 is the chief's."""
+        return self.workers + self.ps
 
 
 def load_cluster(path: Path = DEFAULT_PATH) -> Cluster:
@@ -111,6 +135,7 @@ def parse_cluster(document: Any) -> Cluster:
             path=_get(document, "program.path", str),
             directory=_get(document, "program.directory", str),
             args=_get(document, "program.args", dict, {}),
+            command=_words(document, "program.command"),
         ),
         python=_get(document, "python", str),
         environment={k: str(v) for k, v in _get(document, "environment", dict, {}).items()},
@@ -126,12 +151,29 @@ def _check_nodes(cluster: Cluster) -> None:
         raise BadInput("nodes.worker is empty — training needs at least one worker")
     if PS not in cluster.kinds and cluster.ps:
         raise BadInput(f"nodes.ps is not empty — engine {cluster.engine} has no parameter servers")
-    if PS in cluster.kinds and len(cluster.workers) > 1 and not cluster.ps:
+    needed = ENGINES[cluster.engine].needs_ps and len(cluster.workers) > 1
+    if needed and not cluster.ps:
         raise BadInput("nodes.ps is empty — several workers need a parameter server")
-    addresses = [node.address for node in cluster.ps + cluster.workers]
+    if (cluster.engine == ONE_COMMAND) != bool(cluster.program.command):
+        raise BadInput(f"program.command goes with engine {ONE_COMMAND}, and with no other")
+    addresses = [node.address for node in cluster.nodes]
     twice = sorted({address for address in addresses if addresses.count(address) > 1})
     if twice:
         raise BadInput(f"two nodes have one address: {', '.join(twice)} — give each its own")
+    loopback = [address for address in addresses if is_loopback(address)]
+    if loopback and len(addresses) > 1:
+        raise BadInput(
+            f"{', '.join(loopback)} is loopback, where each node finds only itself — give the "
+            "address on the nodes' network"
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, or the one name that always is, means the machine itself."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _nodes(document: Any, key: str) -> tuple[Node, ...]:
@@ -139,6 +181,13 @@ def _nodes(document: Any, key: str) -> tuple[Node, ...]:
         Node(_get(item, "name", str), _get(item, "address", str))
         for item in _get(document, key, list, [])
     )
+
+
+def _words(document: Any, key: str) -> tuple[str, ...]:
+    words = _get(document, key, list, [])
+    if not all(isinstance(word, str) for word in words):
+        raise BadInput(f"{key} is {words!r} — expected words")
+    return tuple(words)
 
 
 def _positive(document: Any, key: str) -> int:

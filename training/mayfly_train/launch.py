@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
 
 from mayfly_train import topology
-from mayfly_train.cluster import EVALUATOR, Cluster
+from mayfly_train.cluster import EVALUATOR, ONE_COMMAND, PS, WORKER, Cluster
 from mayfly_train.machine import Machine
 from mayfly_train.topology import Task
 
@@ -16,6 +18,8 @@ from mayfly_train.topology import Task
 MAX_RESTARTS = 3
 # Nodes are not configured at the same time: the others wait this long for rank 0's store.
 RENDEZVOUS_S = 600
+# Where a node's own commands are, as Debian's init sets it for services.
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 Look = Callable[[str], Machine]  # `machine.look`: this node, seen from the way to an address
@@ -23,10 +27,15 @@ Look = Callable[[str], Machine]  # `machine.look`: this node, seen from the way 
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line, and what it finds in its environment beside what all tasks do."""
+    """A command line, and what it finds in its environment beside what all tasks do.
+
+    `settings` is a document that the supervisor writes before the start, to a file which the
+    program finds by MAYFLY_SETTINGS; None: no such file.
+    """
 
     words: list[str]
     environment: Mapping[str, str]
+    settings: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,11 +59,35 @@ def estimator(cluster: Cluster, task: Task, _look: Look) -> Launch:
         words,
         {
             "TF_CONFIG": json.dumps(topology.tf_config(cluster, task)),
-            # TensorFlow takes oneDNN by itself only where the CPU has AVX-512 VNNI or better; the
-            # built-in program trains 1.8 times as fast with it on a CPU that has only AVX2.
-            "TF_ENABLE_ONEDNN_OPTS": cluster.environment.get("TF_ENABLE_ONEDNN_OPTS", "1"),
+            **onednn(cluster),
         },
     )
+
+
+def onednn(cluster: Cluster) -> dict[str, str]:
+    """TensorFlow 2.15 takes oneDNN by itself only where the CPU has AVX-512 VNNI or better.
+
+    The built-in program trains 1.8 times as fast with it on a CPU that has only AVX2.
+    """
+    return {"TF_ENABLE_ONEDNN_OPTS": cluster.environment.get("TF_ENABLE_ONEDNN_OPTS", "1")}
+
+
+def tf_server(cluster: Cluster, task: Task, _look: Look) -> Launch:
+    """TensorFlow's servers, for scripts older than Estimator: a ClusterSpec, a job and an index.
+
+    The script is told in the flags that such scripts have, in a file and in its environment.
+    """
+    spec, own = topology.server_spec(cluster), topology.server_task(cluster, task)
+    hosts = {"ps_hosts": spec.get(PS, []), "worker_hosts": spec[WORKER]}
+    joined = {key: ",".join(addresses) for key, addresses in hosts.items()}
+    place = {"job_name": own.kind, "task_index": own.index}
+    where = {"data_dir": cluster.data_dir, "job_dir": cluster.model_dir}
+    flags = {**joined, **place, **where, "train_steps": cluster.steps}
+    flags["sync"] = cluster.mode == "sync"
+    words = [cluster.python, cluster.program.path]
+    words += topology.options({**flags, **cluster.program.args}, separator="_")
+    environment = {key.upper(): str(value) for key, value in {**joined, **place}.items()}
+    return Launch(words, {**environment, **onednn(cluster)}, {**hosts, **place, **where})
 
 
 def torch(cluster: Cluster, task: Task, look: Look) -> Launch:
@@ -83,9 +116,91 @@ def torch(cluster: Cluster, task: Task, look: Look) -> Launch:
     return Launch([*words, *program(cluster)], environment)
 
 
+def command(cluster: Cluster, task: Task, look: Look) -> Launch:
+    """Anything else: the user's words on every node, with the cluster in the environment."""
+    machine, rank = look(cluster.workers[0].address), topology.node_rank(cluster, task)
+    own, nodes = topology.node_of(cluster, task), [node.address for node in cluster.nodes]
+    runtime = str(PurePosixPath(cluster.python).parent)
+    environment = {
+        "PATH": f"{runtime}:{SYSTEM_PATH}",
+        "TF_CONFIG": json.dumps(topology.tf_config(cluster, task)),
+        **_mayfly_names(cluster, own.address, rank, machine),
+        **_torchrun_names(cluster, rank, machine),
+        **_skypilot_names(cluster, nodes, rank, machine),
+        **_horovod_names(nodes, rank, own.address),
+    }
+    return Launch(list(cluster.program.command), environment)
+
+
+def _mayfly_names(cluster: Cluster, own: str, rank: int, machine: Machine) -> dict[str, str]:
+    return {
+        "MAYFLY_NODE_RANK": str(rank),
+        "MAYFLY_NUM_NODES": str(len(cluster.nodes)),
+        "MAYFLY_NODE_ADDRESS": own,
+        "MAYFLY_WORKER_ADDRESSES": ",".join(node.address for node in cluster.workers),
+        "MAYFLY_PS_ADDRESSES": ",".join(node.address for node in cluster.ps),
+        "MAYFLY_PORT": str(cluster.port),
+        "MAYFLY_INTERFACE": machine.interface,
+        "MAYFLY_GPUS": str(machine.gpus),
+        "MAYFLY_DATA_DIR": cluster.data_dir,
+        "MAYFLY_JOB_DIR": cluster.model_dir,
+        "MAYFLY_TRAIN_STEPS": str(cluster.steps),
+        "MAYFLY_BATCH_SIZE": str(cluster.batch_size),
+        "GLOO_SOCKET_IFNAME": machine.interface,
+        "NCCL_SOCKET_IFNAME": machine.interface,
+    }
+
+
+def _torchrun_names(cluster: Cluster, rank: int, machine: Machine) -> dict[str, str]:
+    """As for one process on each node; a torchrun in the command sets its own for more.
+
+    https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    return {
+        "MASTER_ADDR": cluster.workers[0].address,
+        "MASTER_PORT": str(cluster.port),
+        "WORLD_SIZE": str(len(cluster.nodes)),
+        "RANK": str(rank),
+        "NODE_RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "NPROC_PER_NODE": str(machine.processes),
+    }
+
+
+def _skypilot_names(
+    cluster: Cluster, nodes: list[str], rank: int, machine: Machine
+) -> dict[str, str]:
+    """https://docs.skypilot.co/en/latest/running-jobs/environment-variables.html"""
+    return {
+        "SKYPILOT_NODE_IPS": "\n".join(nodes),
+        "SKYPILOT_NODE_RANK": str(rank),
+        "SKYPILOT_NUM_NODES": str(len(nodes)),
+        "SKYPILOT_NUM_GPUS_PER_NODE": str(machine.gpus),
+        "SKYPILOT_TASK_ID": cluster.run,
+    }
+
+
+def _horovod_names(nodes: list[str], rank: int, own: str) -> dict[str, str]:
+    """What horovodrun gives to the ranks of one process on each node (runner/gloo_run.py)."""
+    size = str(len(nodes))
+    return {
+        "HOROVOD_HOSTNAME": own,
+        "HOROVOD_HOSTS": ",".join(f"{address}:1" for address in nodes),
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": size,
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": str(rank),
+        "HOROVOD_CROSS_SIZE": size,
+    }
+
+
 ENGINES = {
     "estimator": Engine(estimator, speaks_grpc=True),
     "torch": Engine(torch, speaks_grpc=False),
+    "tf-server": Engine(tf_server, speaks_grpc=True),
+    ONE_COMMAND: Engine(command, speaks_grpc=False),
 }
 
 

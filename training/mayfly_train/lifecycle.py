@@ -169,7 +169,8 @@ def advance(state: RunState, seen: Seen, cluster: Cluster, now: float, limits: L
             return replace(state, phase=EXPORTING, ended=now)
         return state
     failed = _lost_for_good(state, seen, cluster, now, limits)
-    return failed or _overdue(state, seen, cluster, now, limits) or _hung(state, seen, now, limits)
+    overdue = failed or _overdue(state, seen, cluster, now, limits)
+    return overdue or _hung(state, seen, cluster, now, limits)
 
 
 def fail(state: RunState, now: float, message: str, **where: Any) -> RunState:
@@ -274,9 +275,17 @@ def _lost_for_good(
     return None
 
 
-def _hung(state: RunState, seen: Seen, now: float, limits: Limits) -> RunState:
-    """The state with trainers to be restarted: alive, but without a step while others make some."""
-    trainers = {t: s for t, s in state.sights.items() if t.startswith((CHIEF, WORKER))}
+def _hung(state: RunState, seen: Seen, cluster: Cluster, now: float, limits: Limits) -> RunState:
+    """The state with trainers to be restarted: alive, but without a step while others make some.
+
+    Of engines whose programs need not tell steps, only a task that has told some is judged.
+    """
+    must_tell = cluster.engine in TELL_STEPS
+    trainers = {
+        task: sight
+        for task, sight in state.sights.items()
+        if task.startswith((CHIEF, WORKER)) and (must_tell or sight.step is not None)
+    }
     moving = [t for t, s in trainers.items() if s.step and now - s.stepped < limits.stall / 3]
     hung = {
         task: sight.attempt

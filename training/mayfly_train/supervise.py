@@ -107,6 +107,7 @@ class Supervisor:
         self.settings = settings or Settings()
         self.log = self.settings.log_dir / f"{task}.log"
         self.state_file = self.settings.state_dir / cluster.run / f"{task}.json"
+        self.settings_file = self.state_file.with_name(f"{task}.settings.json")
         self.progress = Progress()
         self.attempt = 1
         self.first_start = time.time()
@@ -133,7 +134,7 @@ class Supervisor:
         if self.attempt == 1:
             self.log.unlink(missing_ok=True)  # an earlier run's
         pulse = Pulse((self.node.address, self.cluster.port))
-        child = Child(self.cluster, self.task, self.log)
+        child = Child(self.cluster, self.task, self.log, self.settings_file)
         # The evaluator has no server, and shares the chief's address.
         if launch.ENGINES[self.cluster.engine].speaks_grpc and self.task.kind != EVALUATOR:
             pulse.start()
@@ -326,14 +327,19 @@ def gives_up(failures: Sequence[tuple[float, bool]], now: float) -> bool:
 class Child:
     """The program as a process group of its own; its output goes to a log and to our stdout."""
 
-    def __init__(self, cluster: Cluster, task: Task, log: Path) -> None:
+    def __init__(self, cluster: Cluster, task: Task, log: Path, settings_file: Path) -> None:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.disk_full = False
         started = launch.ENGINES[cluster.engine].launch(cluster, task, machine.look)
+        environment = {**child_environment(cluster, task, os.environ), **started.environment}
+        if started.settings is not None:
+            settings_file.parent.mkdir(parents=True, exist_ok=True)
+            settings_file.write_text(json.dumps(started.settings, indent=1), encoding="utf-8")
+            environment["MAYFLY_SETTINGS"] = str(settings_file)
         self._process = subprocess.Popen(
             started.words,
             cwd=cluster.program.directory,
-            env={**child_environment(cluster, task, os.environ), **started.environment},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

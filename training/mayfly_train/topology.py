@@ -60,7 +60,7 @@ def tasks_of(cluster: Cluster, node_name: str) -> list[Task]:
     """The tasks that a node runs. Raises BadInput when the cluster has no such node."""
     tasks = [task for task, node in placement(cluster).items() if node.name == node_name]
     if not tasks:
-        known = ", ".join(node.name for node in cluster.ps + cluster.workers)
+        known = ", ".join(node.name for node in cluster.nodes)
         raise BadInput(f"no node {node_name!r} in this cluster — it has {known}")
     return tasks
 
@@ -83,16 +83,38 @@ def tf_config(cluster: Cluster, task: Task) -> dict[str, Any]:
     }
 
 
+def server_spec(cluster: Cluster) -> dict[str, list[str]]:
+    """The jobs of a `tf.train.ClusterSpec` for scripts older than Estimator: ps, and all workers.
+
+    They have no job of the chief: it is worker 0. Form:
+    https://www.tensorflow.org/api_docs/python/tf/train/ClusterSpec
+    """
+    jobs = {PS: cluster.ps, WORKER: cluster.workers}
+    return {
+        job: [f"{node.address}:{cluster.port}" for node in nodes]
+        for job, nodes in jobs.items()
+        if nodes
+    }
+
+
+def server_task(cluster: Cluster, task: Task) -> Task:
+    """A task as `server_spec` counts: the chief is worker 0, and worker i is worker i + 1."""
+    return task if task.kind == PS else Task(WORKER, node_rank(cluster, task))
+
+
 def node_rank(cluster: Cluster, task: Task) -> int:
-    """The position of a trainer's node among the workers: 0 is the chief's."""
-    return cluster.workers.index(node_of(cluster, task))
+    """The position of a task's node, workers first: 0 is the chief's."""
+    return cluster.nodes.index(node_of(cluster, task))
 
 
-def options(args: Mapping[str, Any]) -> list[str]:
-    """Options as words: true is a flag, false and null are nothing, a list repeats its option."""
+def options(args: Mapping[str, Any], separator: str = "-") -> list[str]:
+    """Options as words: true is a flag, false and null are nothing, a list repeats its option.
+
+    `separator` stands for the underscores of a key: TensorFlow's own flags have them, too.
+    """
     words: list[str] = []
     for key, value in args.items():
-        option = f"--{key.replace('_', '-')}"
+        option = f"--{key.replace('_', separator)}"
         for item in value if isinstance(value, list) else [value]:
             if item is True:
                 words.append(option)
