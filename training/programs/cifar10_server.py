@@ -177,6 +177,9 @@ class Told(Hook):
         tell(step=step, loss=f"{run_values.results['loss']:.4f}", steps_per_second=f"{rate:.2f}")
         self.step, self.since = step, now
 
+    def end(self, session: tf1.Session) -> None:
+        tell(step=int(session.run(self.wanted["step"])))
+
 
 def tell(**facts: Any) -> None:
     print("progress:", *(f"{key}={value}" for key, value in facts.items()), flush=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from machine import docker, mayfly, nodes
+from machine import ROOT, docker, mayfly, nodes
 
 from mayfly.local.platform import LocalPlatform
 
@@ -24,6 +24,7 @@ TASKS = {
     "worker-0": ["chief-0", "evaluator-0"],
     "worker-1": ["worker-0"],
 }
+PROGRAMS = "/opt/mayfly/programs"
 # What a small training still tells: a line of progress and a checkpoint every few seconds.
 QUICK = {"log_steps": 5, "checkpoint_seconds": 5, "eval_seconds": 20, "batch_size": 32}
 
@@ -128,9 +129,19 @@ class Lab:
         for node, tasks in TASKS.items():
             self._prepare(node, changes)
             self.sh(node, f"systemctl reset-failed {' '.join(_units(node, tasks))}", check=False)
-        for node, tasks in TASKS.items():
+        started = tasks_by_node(str(changes.get("engine", "estimator")))
+        for node, tasks in started.items():
             self.sh(node, f"systemctl start --no-block {' '.join(_units(node, tasks))}")
         return Training(self, run, uri)
+
+    def program(self, name: str, **args: Any) -> Document:
+        """A built-in program, put on all nodes, as the topology document has it."""
+        for container in self.containers.values():
+            file = f"{name}.py"
+            docker(self.platform, "cp", str(ROOT / "training/programs" / file), f"{container}:/var")
+            self._exec(container, f"mv /var/{file} {PROGRAMS}/{file}")
+        told = {"log_steps": QUICK["log_steps"], "batch_size": QUICK["batch_size"]}
+        return {"path": f"{PROGRAMS}/{name}.py", "directory": PROGRAMS, "args": {**told, **args}}
 
     def _prepare(self, node: str, changes: Document) -> None:
         """Write the topology document of a further run, and forget the last one's tasks."""
@@ -268,6 +279,13 @@ class Training:
     def kill(self, task: str, signal: str = "KILL") -> None:
         """Send a signal to the program that a task runs, not to its supervisor."""
         self.lab.sh(node_of(task), f"kill -{signal} {self.pid(task)}")
+
+
+def tasks_by_node(engine: str) -> dict[str, list[str]]:
+    """The tasks of an engine's run on the lab's nodes."""
+    if engine == "estimator":
+        return TASKS
+    return {node: [task for task in tasks if task[:4] != "eval"] for node, tasks in TASKS.items()}
 
 
 def node_of(task: str) -> str:
