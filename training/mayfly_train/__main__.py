@@ -21,6 +21,7 @@ COMMANDS = {
         "mayfly_train.verify",
         "compare a directory or S3 prefix with its manifest",
     ),
+    "preflight": ("mayfly_train.preflight", "test the ways to all other nodes before a run"),
     "supervise": ("mayfly_train.supervise", "run one training task and watch it"),
     "coordinate": ("mayfly_train.coordinate", "gather the tasks' status and export at the end"),
     "resume-export": (
