@@ -114,6 +114,19 @@ _MESSAGES = (
         "run the job again: nothing of it was wrong, unless the program itself waits for ever",
     ),
     _rule(
+        r"^preflight: .* port \d+: in use by",
+        INFRASTRUCTURE,
+        "a port that the engine needs is taken on a node: nothing was trained",
+        "end the process that the message names, or use nodes of the run's own",
+    ),
+    _rule(
+        r"^preflight: ",
+        INFRASTRUCTURE,
+        "the nodes do not reach each other as the engine needs: nothing was trained",
+        "read what preflight found: from which node to which, the port and the reason",
+        "look at firewalls and security groups of the nodes' network, /etc/hosts, and the clocks",
+    ),
+    _rule(
         r"training did not start within",
         INFRASTRUCTURE,
         "the tasks never found each other",

@@ -71,6 +71,34 @@ def ended(code: int | None) -> str:
 
 
 @pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "10.0.0.3_1 (10.0.0.3) → 10.0.0.2_0 (10.0.0.2) port 2222: connection refused"
+            " — nothing listens there, or a firewall rejects it: look there",
+            "do not reach each other",
+        ),
+        (
+            "10.0.0.3_1 (10.0.0.3) port 2222: in use by nginx (pid 7)"
+            " — end it: the port is needed for TensorFlow's server",
+            "is taken on a node",
+        ),
+        (
+            "10.0.0.3_1 (10.0.0.3): S3 access denied: s3://mayfly/r — check the keys and what they"
+            " may do",
+            "refused",
+        ),
+    ],
+)
+def test_what_preflight_says(line, says):
+    report = examine(failed_training(line, log=f"preflight: {line}", name="preflight"))
+    assert report["verdict"] == "infrastructure"
+    assert says in report["why"]
+    assert report["error"]["message"] == line
+    assert report["error"]["lines"] == [f"preflight: {line}"]
+
+
+@pytest.mark.parametrize(
     ("message", "verdict", "says"),
     [
         ("the run took longer than max_duration, 7200 s", "limits", "max_duration"),

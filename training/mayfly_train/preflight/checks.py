@@ -60,7 +60,7 @@ def surroundings_of(cluster: Cluster, node: Node, keys: Path) -> Surroundings:
         interface=lambda address: machine.look(address).interface,
         resolve=resolve,
         is_loopback=lambda address: ipaddress.ip_address(address).is_loopback,
-        served=lambda: sorted(sockets.listening() & set(DATANODE_PORTS)),
+        served=lambda: served_at(resolve(node.address)),
     )
 
 
@@ -86,6 +86,12 @@ def prove_bucket(cluster: Cluster, keys: Path) -> None:
     if s3.read_bytes(client, probe) != data:
         raise s3.S3Error(f"S3 gives back other bytes than were written: {probe}")
     s3.delete(client, probe)
+
+
+def served_at(addresses: Iterable[str]) -> list[int]:
+    """The ports of HDFS' DataNode that are open at these addresses of this node."""
+    found = {port for address in addresses for port in sockets.listening(address)}
+    return sorted(found & set(DATANODE_PORTS))
 
 
 def resolve(address: str) -> list[str]:

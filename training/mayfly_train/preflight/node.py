@@ -199,9 +199,7 @@ class Preflight:
             self.report.given_up = str(ended)
             await self._mark(ended.node, str(ended), ended.lines)
         finally:
-            for task in (own, others):
-                task.cancel()
-            await asyncio.gather(own, others, return_exceptions=True)
+            await _end(own, others)
         if self.report.faults:
             first, *more = self.report.faults
             message = f"{first}{f' (and {len(more)} more)' if more else ''}"
@@ -229,9 +227,7 @@ class Preflight:
             faults = in_use + await own
             return faults or await mesh
         finally:
-            own.cancel()
-            mesh.cancel()
-            await asyncio.gather(own, mesh, return_exceptions=True)
+            await _end(own, mesh)
 
     async def _has_begun(self) -> bool:
         """Whether tasks have told of themselves: their nodes answer no preflight any more."""
@@ -309,8 +305,7 @@ class Preflight:
                     break
                 faults += [fault for test in done for fault in test.result()]
         finally:
-            for test in pending:
-                test.cancel()
+            await _end(*pending)
         return faults
 
     async def _meet(self, peer: Node) -> list[Fault]:
@@ -559,6 +554,19 @@ class Preflight:
             if peer.name in self.host.farewells:
                 return
             await asyncio.sleep(0.2)
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks until they have ended, whatever came of them.
+
+    Once is not enough: before Python 3.12, `wait_for` drops a cancellation that comes together with
+    what it waits for (https://bugs.python.org/issue37658).
+    """
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=0.1)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _is_heartbeat(name: str) -> bool:
