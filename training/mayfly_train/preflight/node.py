@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from mayfly_train import markers
 from mayfly_train.cluster import Cluster, Node
@@ -38,6 +38,7 @@ from mayfly_train.topology import parse_task
 LOG = logging.getLogger(__name__)
 TASK = "preflight"
 LONGEST_PAUSE_S = 2.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class Preflight:
             else:
                 others.result()
         except GivenUp as ended:
-            self.report.given_up = str(ended)
+            self.report.given_up = f"the run has failed: {ended}"
             await self._mark(ended.node, str(ended), ended.lines)
         finally:
             await _end(own, others)
@@ -370,17 +371,24 @@ class Preflight:
             await asyncio.sleep(0.05)
 
     async def _port(self, peer: Node, port: int) -> list[Fault]:
+        started = asyncio.get_running_loop().time()
+        try:
+            await self._patiently(lambda: self.caller.ask(peer, port, meeting.HELLO))
+        except NoAnswer as error:
+            return [self._edge(peer, port, error)]
+        self._tested(peer, port, asyncio.get_running_loop().time() - started)
+        return []
+
+    async def _patiently(self, question: Callable[[], Awaitable[T]]) -> T:
+        """What a peer that is up answers. Raises NoAnswer when it does not within the grace."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.limits.grace
         while True:
-            asked = loop.time()
             try:
-                await self.caller.ask(peer, port, meeting.HELLO)
-                self._tested(peer, port, loop.time() - asked)
-                return []
-            except NoAnswer as error:
+                return await question()
+            except NoAnswer:
                 if loop.time() > end:
-                    return [self._edge(peer, port, error)]
+                    raise
             await asyncio.sleep(0.5)
 
     async def _served(self, peer: Node, port: int) -> list[Fault]:
@@ -399,17 +407,20 @@ class Preflight:
             await asyncio.sleep(0.5)
 
     async def _clock(self, peer: Node, port: int) -> list[Fault]:
-        """Ask the peer's time, on one connection; the answer that took least counts."""
+        """Ask the peer's time; of several answers the one that took least counts."""
         try:
-            streams = await self.caller.connect(peer, port)
-            try:
-                offsets = [await self._offset(streams, peer) for _ in range(meeting.TIME_QUESTIONS)]
-            finally:
-                await meeting.close(streams[1])
+            offsets = await self._patiently(lambda: self._ask_time(peer, port))
         except NoAnswer as error:
             return [self._edge(peer, port, error)]
         self._offsets[peer] = min(offsets, key=lambda offset: offset.error)
         return []
+
+    async def _ask_time(self, peer: Node, port: int) -> list[Offset]:
+        streams = await self.caller.connect(peer, port)
+        try:
+            return [await self._offset(streams, peer) for _ in range(meeting.TIME_QUESTIONS)]
+        finally:
+            await meeting.close(streams[1])
 
     async def _offset(self, streams: meeting.Streams, peer: Node) -> Offset:
         sent = self.clock()
@@ -426,8 +437,10 @@ class Preflight:
         before, after = ring[rank - 1], ring[(rank + 1) % len(ring)]
         port = ports_of(self.cluster, after)[0].number
         try:
-            ahead = await self.caller.connect(after, port)
-            await self.caller.question(ahead, after, meeting.RING)
+            ahead = await self._patiently(lambda: self.caller.connect(after, port))
+            # Asked once: a second question would put a second connection in its way.
+            patient = replace(self.caller, patience=self.limits.grace)
+            await patient.question(ahead, after, meeting.RING)
         except NoAnswer as error:
             return [self._edge(after, port, error)]
         # The node before may still be at its tests, or wait for a peer that has yet to come.
@@ -470,7 +483,7 @@ class Preflight:
         while True:
             for name in peers:
                 if lines := self.host.farewells.get(name):
-                    raise GivenUp(name, f"the run has failed: {lines[0]}", lines)
+                    raise GivenUp(name, lines[0].replace("preflight: ", "", 1), lines)
             with contextlib.suppress(NodeError):
                 await self._read_board()
             self.host.changed.clear()
@@ -494,7 +507,7 @@ class Preflight:
             )
             if document is not None:
                 node = str(document.get("node") or "?")
-                raise GivenUp(node, f"the run has failed: {document.get('message')}", [])
+                raise GivenUp(node, str(document.get("message")), [])
 
     async def _note(self) -> None:
         """Say on the board that this node is in preflight, or what it has found."""
