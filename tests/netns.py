@@ -98,6 +98,15 @@ class Network:
         return {report["node"]: report for report in reports}, time.monotonic() - started
 
 
+class SharedBoard(FakeBoard):
+    """Written by several processes."""
+
+    def write(self, name: str, data: bytes) -> None:
+        part = self.directory / f".{name}.{os.getpid()}"
+        part.write_bytes(data)
+        part.rename(self.directory / name)
+
+
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
@@ -120,7 +129,7 @@ async def one_node(number: int, count: int, board: Path, grace: float) -> dict[s
     made = topology(count)
     node = made.workers[number]
     around = Surroundings(
-        board=FakeBoard(board),
+        board=SharedBoard(board),
         store=lambda: None,
         bucket=None,
         interface=lambda address: machine.look(address).interface,
@@ -176,16 +185,14 @@ def drop_large(network: Network) -> None:
 
 def slow_down(network: Network) -> None:
     """What the second machine sends to the third has 16 Mbit/s."""
-    first = ("handle", "1:", "prio", "priomap", *("0",) * 16)
-    shape = ("handle", "30:", "tbf", "rate", "16mbit", "burst", "32kb", "latency", "400ms")
-    match = ("u32", "match", "ip", "dst", f"{addresses(3)[2]}/32", "flowid", "1:3")
-    tc = ("tc", "qdisc", "add", "dev", "eth0")
-    second = network.names[1]
-    network.inside(second, *tc, "root", *first)
-    network.inside(second, *tc, "parent", "1:3", *shape)
-    network.inside(
-        second, "tc", "filter", "add", "dev", "eth0", "parent", "1:", "protocol", "ip", *match
-    )
+    for words in (
+        "qdisc add dev eth0 root handle 1: htb default 1",
+        "class add dev eth0 parent 1: classid 1:1 htb rate 10gbit",
+        "class add dev eth0 parent 1: classid 1:3 htb rate 16mbit burst 32k",
+        "filter add dev eth0 parent 1: protocol ip"
+        f" u32 match ip dst {addresses(3)[2]}/32 flowid 1:3",
+    ):
+        network.inside(network.names[1], "tc", *words.split())
 
 
 if __name__ == "__main__":

@@ -685,6 +685,16 @@ def test_the_command_says_what_is_wrong_and_keeps_it(lab, command_line, capsys):
     )
 
 
+def test_a_preflight_that_breaks_is_the_runs_failure_too(lab, command_line, monkeypatch):
+    def broken(*_):
+        raise KeyError("x")
+
+    monkeypatch.setattr(command, "Preflight", broken)
+    with pytest.raises(KeyError):
+        command.run(command_line)
+    assert lab.marker()["message"] == "preflight itself ended with KeyError: 'x'"
+
+
 def test_the_command_passes_and_remembers(lab, command_line, capsys):
     async def served():
         async with namenode() as urls:

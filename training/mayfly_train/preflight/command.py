@@ -17,10 +17,10 @@ from typing import Any
 
 from mayfly_train import markers
 from mayfly_train.cluster import DEFAULT_PATH, Cluster, Node, load_cluster
-from mayfly_train.errors import BadInput
+from mayfly_train.errors import BadInput, NodeError
 from mayfly_train.preflight.checks import resolve, surroundings_of
 from mayfly_train.preflight.edges import all_nodes
-from mayfly_train.preflight.node import Preflight
+from mayfly_train.preflight.node import TASK, Preflight
 from mayfly_train.supervise import ENDED_FILE
 
 STATE_FILE = Path("/var/lib/mayfly/preflight.json")
@@ -44,7 +44,14 @@ def run(args: argparse.Namespace) -> int:
     document = passed_before(args.state_file, cluster.run)
     if document is None:
         around = surroundings_of(cluster, node, args.env_file)
-        report = asyncio.run(Preflight(cluster, node, around).run())
+        try:
+            report = asyncio.run(Preflight(cluster, node, around).run())
+        except Exception as error:
+            # The tasks do not start, and nobody else would say why.
+            message = f"preflight itself ended with {type(error).__name__}: {error}"
+            with contextlib.suppress(NodeError):
+                markers.mark_failed(around.board, TASK, node.name, message)
+            raise
         document = report.document()
         _keep(args.state_file, document)
         if not report.ok:
