@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -168,7 +169,9 @@ def main() -> None:
         reports, seconds = network.preflight(Path(directory), args.grace)
     for report in reports.values():
         print(json.dumps({**report, "edges": len(report["edges"]), "targets": None}))
-    print(f"all: {seconds:.1f} s with the start of {args.nodes} processes")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = (used.ru_utime + used.ru_stime) / args.nodes
+    print(f"all: {seconds:.1f} s with the start of {args.nodes} processes, {cpu:.2f} s of CPU each")
 
 
 def drop(network: Network) -> None:

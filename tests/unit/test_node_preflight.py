@@ -563,7 +563,7 @@ def test_strangers_are_told_from_peers(answer, says):
 def test_an_unknown_node_is_told_nothing():
     async def go():
         own, port = Node("b", "127.0.0.1"), free_port()
-        host = Host("r", own, {"a": Node("a", "x")}, lambda: {"resolved": {"secret": []}})
+        host = Host("r", own, {"a": Node("a", "x")}, lambda _: {"resolved": {"secret": []}})
         assert await host.open(ports_of(nodes_of(1, port=port), own), "127.0.0.1") == []
         answer = await Caller("r", Node("z", "127.0.0.1"), 1).ask(own, port, meeting.HELLO)
         await host.close()

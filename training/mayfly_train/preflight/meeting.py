@@ -30,7 +30,7 @@ CLOSING_S = 0.5
 TIME_QUESTIONS = 3  # the one that took least counts
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Told = Callable[[], Mapping[str, Any]]
+Told = Callable[[str], Mapping[str, Any]]
 
 
 class NoAnswer(Exception):
@@ -47,8 +47,8 @@ class NoAnswer(Exception):
 class Host:
     """This node's ports: answers peers of the same run, and remembers what they have said.
 
-    `told` is what a hello is answered with, `sent` how many bytes went to the ring.
-    `changed` is set whenever a peer is met or says farewell.
+    `told` is what a peer's hello is answered with, `sent` how many bytes went to the ring.
+    `parted` are peers that found nothing wrong, `trouble` is the first one that did and its lines.
     """
 
     def __init__(self, run: str, node: Node, peers: Mapping[str, Node], told: Told) -> None:
@@ -58,8 +58,8 @@ class Host:
         self.clock: Callable[[], float] = time.time
         self.ports: list[Port] = []
         self.met: set[str] = set()
-        self.farewells: dict[str, list[str]] = {}
-        self.changed = asyncio.Event()
+        self.parted: set[str] = set()
+        self.trouble: asyncio.Future[tuple[str, list[str]]] = asyncio.Future()
         self.ring: asyncio.Queue[Streams] = asyncio.Queue()
         self.sent: Callable[[], int] = lambda: 0
 
@@ -130,19 +130,20 @@ class Host:
         if not self._is_ours(question):
             return answer
         peer, verb = str(question["from"]), question.get("verb")
-        if peer not in self.met:
-            self.met.add(peer)
-            self.changed.set()
+        self.met.add(peer)
         if verb == HELLO:
             answer["ports"] = [[port.number, port.use] for port in self.ports]
-            answer.update(self._told())
+            answer.update(self._told(peer))
         elif verb == TIME:
             answer["time"] = self.clock()
         elif verb == SENT:
             answer["sent"] = self.sent()
         elif verb == FAREWELL:
-            self.farewells[peer] = [str(fault) for fault in question.get("faults") or []]
-            self.changed.set()
+            lines = [str(fault) for fault in question.get("faults") or []]
+            if not lines:
+                self.parted.add(peer)
+            elif not self.trouble.done():
+                self.trouble.set_result((peer, lines))
         return answer
 
 

@@ -204,7 +204,7 @@ class Preflight:
         if self.report.faults:
             first, *more = self.report.faults
             message = f"{first}{f' (and {len(more)} more)' if more else ''}"
-            lines = self.report.lines()
+            lines = self.report.lines()[: markers.LOG_TAIL_LINES]
             await asyncio.gather(self._mark(self.node.name, message, lines), self._part(lines))
 
     async def _all(self) -> None:
@@ -279,9 +279,11 @@ class Preflight:
 
     # --- the mesh ---
 
-    def _told(self) -> dict[str, Any]:
-        """What a peer is told with the answer to its hello."""
-        return {"resolved": self._resolved, "served": self.around.served()}
+    def _told(self, peer: str) -> dict[str, Any]:
+        """What a peer is told with the answer to its hello: only of itself and of us."""
+        both = (self.node.address, self.names[peer].address)
+        known = {a: meanings for a, meanings in self._resolved.items() if a in both}
+        return {"resolved": known, "served": self.around.served()}
 
     async def _mesh(self) -> list[Fault]:
         """Test all targets at once. The first fault is not waited for longer than others settle."""
@@ -479,16 +481,12 @@ class Preflight:
 
     async def _watch_others(self) -> None:
         """Raises GivenUp when another node tells of its faults, itself or on the board."""
-        peers = sorted(self.names)
-        while True:
-            for name in peers:
-                if lines := self.host.farewells.get(name):
-                    raise GivenUp(name, lines[0].replace("preflight: ", "", 1), lines)
+        while not self.host.trouble.done():
             with contextlib.suppress(NodeError):
                 await self._read_board()
-            self.host.changed.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.host.changed.wait(), self._interval())
+            await asyncio.wait({self.host.trouble}, timeout=self._interval())
+        name, lines = self.host.trouble.result()
+        raise GivenUp(name, lines[0].replace("preflight: ", "", 1), lines)
 
     def _interval(self) -> float:
         """Between two looks at the board, so that all nodes ask 200 times a second at most."""
@@ -546,7 +544,7 @@ class Preflight:
         await asyncio.gather(*(self._farewell(peer) for peer in self.targets))
         waiting = {peer.name for peer in testers_of(self.cluster, self.node)}
         end = asyncio.get_running_loop().time() + self.limits.first_answer
-        while missing := sorted(waiting - set(self.host.farewells)):
+        while missing := sorted(waiting - self.host.parted):
             if asyncio.get_running_loop().time() > end:
                 reason = f"it has not ended its tests within {self.limits.first_answer:.0f} s"
                 advice = "see the journal of mayfly-preflight on that node"
@@ -564,7 +562,7 @@ class Preflight:
             with contextlib.suppress(NoAnswer):
                 await self.caller.ask(peer, port, meeting.FAREWELL, faults=[])
                 return
-            if peer.name in self.host.farewells:
+            if peer.name in self.host.parted:
                 return
             await asyncio.sleep(0.2)
 
