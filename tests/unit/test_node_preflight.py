@@ -378,6 +378,13 @@ def test_a_name_that_is_loopback_is_refused(tmp_path):
     assert "127.0.1.1" in lab.marker()["message"]
 
 
+def test_two_nodes_that_mean_two_machines_by_one_address(lab):
+    lab.change("w2", resolve=lambda a: ["127.9.9.9"] if a == "127.0.0.2" else [a])
+    reports = lab.run()
+    said = [line for report in reports.values() for line in faults(report)]
+    assert any("'127.0.0.2' is" in line and "127.9.9.9" in line for line in said), said
+
+
 def test_a_name_of_the_inventory_that_is_loopback_is_a_warning(lab):
     lab.change("w2", resolve=lambda a: ["127.0.1.1"] if a == "w2" else [a])
     reports = lab.pass_all()
