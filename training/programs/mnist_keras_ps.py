@@ -26,6 +26,7 @@ import contextlib
 import gzip
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -57,6 +58,7 @@ KEEP = 2  # checkpoints
 # No worker waits for work while the coordinator takes in results.
 CALLS_PER_WORKER = 3
 PATIENCE_S = 600.0  # nodes are not configured at the same time
+_CAUSE = re.compile(r"(UNAVAILABLE|ABORTED|INVALID_ARGUMENT|INTERNAL)\b|grpc_message")
 _CHECKPOINT = re.compile(r"step=(\d+)\.tar$")
 
 
@@ -108,7 +110,9 @@ def main() -> int:
 
 def serve(cluster: tf.train.ClusterSpec, job: str, index: int, threads: int) -> None:
     """Be a worker or a parameter server until SIGTERM: neither ends by itself."""
-    start_server(cluster, job, index, threads).join()
+    server = start_server(cluster, job, index, threads)
+    print(f"{job}-{index} waits for work at {cluster.task_address(job, index)}", flush=True)
+    server.join()
 
 
 def start_server(
@@ -165,9 +169,12 @@ def takes_connections(host: str, port: int) -> bool:
 
 def tell_why(error: tf.errors.OpError) -> None:
     """One line on what has ended the training."""
-    first = str(error).strip().partition("\n")[0]
-    lost = "a parameter server is lost: " if "/job:ps/" in str(error) else ""
-    print(f"coordinator: {lost}{type(error).__name__}: {first[:300]}", file=sys.stderr, flush=True)
+    text = str(error)
+    first = next((line for line in text.splitlines() if _CAUSE.search(line)), text.strip())
+    ps = re.search(r"/job:ps/replica:0/task:(\d+)", text)
+    lost = f"ps-{ps[1]} is lost" if ps else "training has failed"
+    line = f"coordinator: {lost}: {type(error).__name__}: {first.strip()[:200]}"
+    print(line, file=sys.stderr, flush=True)
 
 
 # --- pictures ------------------------------------------------------------------------------------
@@ -262,44 +269,67 @@ def coordinate(args: argparse.Namespace, cluster: tf.train.ClusterSpec) -> None:
         tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
     )
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    here = State(args)
     with strategy.scope():
-        model = network(args.network)
-        optimizer = keras.optimizers.Adam(args.learning_rate)
-        optimizer.build(model.trainable_variables)
-        # Workers count at once; the optimizer's own count reads and writes, and loses some.
-        step = tf.Variable(0, dtype=tf.int64, trainable=False)
-    keeper = Keeper(args.job_dir, tf.train.Checkpoint(model=model, optimizer=optimizer, step=step))
+        there = State(args)
+    keeper = Keeper(args.job_dir, here.checkpoint())
     keeper.restore()
-    begun = int(step.numpy())
+    there.take(here)
+    begun = int(here.step.numpy())
     tell(restored_step=begun)
     place = pictures_place(args)
     pictures = iter(coordinator.create_per_worker_dataset(lambda: batches(place, args.batch_size)))
-    train = training(strategy, model, optimizer, step)
+    train = training(strategy, there)
     orders = Orders(
         lambda steps: coordinator.schedule(train, args=(pictures, tf.constant(steps, tf.int64))),
         CALLS_PER_WORKER * cluster.num_tasks("worker"),
         args.steps_per_call,
     )
-    told = Told(begun, args.log_steps)
+    told, loss = Told(begun, args.log_steps), math.nan
     for loss, reached in orders.until(begun, args.train_steps):
-        told.step(reached, loss, last=reached >= args.train_steps)
-        keeper.save_each(args.checkpoint_seconds, reached)
-    keeper.save(int(step.numpy()))
+        told.step(reached, loss)
+        if keeper.is_time(args.checkpoint_seconds):
+            here.take(there)
+            keeper.save(int(here.step.numpy()))
+    here.take(there)
+    step = int(here.step.numpy())
+    told.step(step, loss, last=True)
+    keeper.save(step)
+    tell(evaluated_step=step, accuracy=f"{accuracy(here.model, place):.4f}")
     keeper.finish()
-    alone = network(args.network)
-    alone.set_weights([variable.numpy() for variable in model.variables])
-    facts = {"evaluated_step": int(step.numpy()), "accuracy": accuracy(alone, place)}
-    tell(**{**facts, "accuracy": f"{facts['accuracy']:.4f}"})
-    export(alone, args.job_dir)
+    export(here.model, args.job_dir)
 
 
-def training(
-    strategy: tf.distribute.Strategy,
-    model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
-    step: tf.Variable,
-) -> Callable[..., Any]:
+class State:
+    """What is trained. There is one on the parameter servers, made in their strategy's scope.
+
+    The other one is the coordinator's: from it checkpoints are written, and the model. Nobody else
+    needs the job directory then, and reading takes a third of the time of TensorFlow's saving with
+    `experimental_io_device`, which makes a new function for each checkpoint.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.model = network(args.network)
+        self.optimizer = keras.optimizers.Adam(args.learning_rate)
+        self.optimizer.build(self.model.trainable_variables)
+        # Several workers count at once; the optimizer's own count reads and writes, and loses some.
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def checkpoint(self) -> tf.train.Checkpoint:
+        """What a checkpoint holds."""
+        return tf.train.Checkpoint(model=self.model, optimizer=self.optimizer, step=self.step)
+
+    def take(self, other: State) -> None:
+        """Take over all values of another one, while workers may go on changing them."""
+        pairs = zip([*self.model.variables, *self.optimizer.variables, self.step],
+                    [*other.model.variables, *other.optimizer.variables, other.step])  # fmt: skip
+        for own, its in pairs:
+            own.assign(its.numpy())
+
+
+def training(strategy: tf.distribute.Strategy, state: State) -> Callable[..., Any]:
     """The function that a worker runs: some steps, then their mean loss and the global step."""
+    model, optimizer = state.model, state.optimizer
 
     def one(pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -315,8 +345,8 @@ def training(
         total = 0.0
         for _ in tf.range(steps):
             total += strategy.run(one, args=next(pictures))
-        # Counted once it is done: what dies half way is done again by another worker.
-        return total / tf.cast(steps, tf.float32), step.assign_add(steps, read_value=True)
+        # Counted once all are made: those of a worker that dies are made again by another one.
+        return total / tf.cast(steps, tf.float32), state.step.assign_add(steps)
 
     return train
 
@@ -345,9 +375,9 @@ class Told:
     def __init__(self, begun: int, each: int) -> None:
         self.reached, self.each, self.since = begun, each, time.monotonic()
 
-    def step(self, reached: int, loss: float, last: bool) -> None:
-        """Note that a step is reached; calls of several workers may end in another order."""
-        if reached - self.reached < self.each and not last:
+    def step(self, reached: int, loss: float, last: bool = False) -> None:
+        """Note that a step is reached; the results of several workers may come out of order."""
+        if reached - self.reached < (1 if last else self.each):
             return
         now = time.monotonic()
         rate = (reached - self.reached) / max(now - self.since, 1e-6)
@@ -366,11 +396,8 @@ def tell(**facts: Any) -> None:
 class Keeper:
     """Checkpoints of a job directory: one archive each, with TensorFlow's files in it.
 
-    The coordinator reads the variables and writes to its own disk, so that no parameter server
-    needs the job directory; copies are made beside the training.
+    They are written on this node's own disk, and copied beside the training.
     """
-
-    OPTIONS = tf.train.CheckpointOptions(experimental_io_device="/job:chief/task:0/device:CPU:0")
 
     def __init__(self, job_dir: str, checkpoint: tf.train.Checkpoint) -> None:
         self.url = f"{job_dir.rstrip('/')}/checkpoints"
@@ -389,20 +416,25 @@ class Keeper:
                         archive.extractall(scratch, filter="data")
                 except (OSError, tarfile.TarError):
                     continue
-                self.checkpoint.read(f"{scratch}/checkpoint", self.OPTIONS).assert_consumed()
+                self._read(f"{scratch}/checkpoint", path)
                 return
 
-    def save_each(self, seconds: float, step: int) -> None:
-        """Save when the last time is so long ago, and its copy is made."""
+    def _read(self, prefix: str, path: str) -> None:
+        try:
+            self.checkpoint.read(prefix).assert_consumed()
+        except (AssertionError, ValueError):
+            raise SystemExit(f"{path} is of another network: give another --job-dir") from None
+
+    def is_time(self, seconds: float) -> bool:
+        """Whether the last time is so long ago, and its copy is made."""
         ready = self.copying is None or self.copying.done()
-        if ready and time.monotonic() - self.saved_at >= seconds:
-            self.save(step)
+        return ready and time.monotonic() - self.saved_at >= seconds
 
     def save(self, step: int) -> None:
         """Save now; the copy to the job directory is made meanwhile."""
         self.finish()
         with tempfile.TemporaryDirectory() as scratch:
-            self.checkpoint.write(f"{scratch}/checkpoint", self.OPTIONS)
+            self.checkpoint.write(f"{scratch}/checkpoint")
             content = io.BytesIO()
             with tarfile.open(fileobj=content, mode="w") as archive:
                 for path in sorted(Path(scratch).iterdir()):

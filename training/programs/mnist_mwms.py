@@ -116,9 +116,9 @@ def train_with_the_others(args: argparse.Namespace) -> None:
     for orders in calls(len(pixels), args, begun):
         loss = float(train(tf.constant(orders)))
         step = int(optimizer.iterations.numpy())
-        told.step(step, loss, last=step >= args.train_steps)
-        if chief:
-            keeper.save_each(args.checkpoint_seconds, step)
+        told.step(step, loss, last=step == args.train_steps)
+        if chief and keeper.is_time(args.checkpoint_seconds):
+            keeper.save(step)
     step = int(optimizer.iterations.numpy())
     if chief:
         keeper.save(step)
@@ -254,9 +254,9 @@ class Told:
     def __init__(self, begun: int, each: int) -> None:
         self.reached, self.each, self.since = begun, each, time.monotonic()
 
-    def step(self, reached: int, loss: float, last: bool) -> None:
+    def step(self, reached: int, loss: float, last: bool = False) -> None:
         """Note that a step is reached."""
-        if reached - self.reached < self.each and not last:
+        if reached - self.reached < (1 if last else self.each):
             return
         now = time.monotonic()
         rate = (reached - self.reached) / max(now - self.since, 1e-6)
@@ -319,14 +319,19 @@ class Keeper:
                         archive.extractall(scratch, filter="data")
                 except (OSError, tarfile.TarError):
                     continue
-                self.checkpoint.read(f"{scratch}/checkpoint").assert_consumed()
+                self._read(f"{scratch}/checkpoint", path)
                 return
 
-    def save_each(self, seconds: float, step: int) -> None:
-        """Save when the last time is so long ago, and its copy is made."""
+    def _read(self, prefix: str, path: str) -> None:
+        try:
+            self.checkpoint.read(prefix).assert_consumed()
+        except (AssertionError, ValueError):
+            raise SystemExit(f"{path} is of another network: give another --job-dir") from None
+
+    def is_time(self, seconds: float) -> bool:
+        """Whether the last time is so long ago, and its copy is made."""
         ready = self.copying is None or self.copying.done()
-        if ready and time.monotonic() - self.saved_at >= seconds:
-            self.save(step)
+        return ready and time.monotonic() - self.saved_at >= seconds
 
     def save(self, step: int) -> None:
         """Save now; the copy to the job directory is made meanwhile."""
