@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,14 @@ def installer():
     return module
 
 
-def make_wheel(directory: Path, name: str, version: str, files: dict[str, str]) -> None:
+def make_wheel(
+    directory: Path, name: str, version: str, files: dict[str, str], needs: Sequence[str] = ()
+) -> None:
     info = f"{name}-{version}.dist-info"
+    required = "".join(f"Requires-Dist: {other}\n" for other in needs)
     content = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(f"{path},,\n" for path in [*content, f"{info}/RECORD"])
@@ -45,6 +49,20 @@ def test_offline_takes_the_wheels_and_leaves_nothing_else(installer, tmp_path):
     done = subprocess.run([home / "bin/python", "-c", program], capture_output=True, text=True)
     assert done.stdout == "42\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["requirements.txt", "venv", "wheels"]
+
+
+def test_a_package_may_be_installed_without_what_it_asks_for(installer, tmp_path):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    make_wheel(wheels, "demo", "1.0", {"demo.py": "answer = 42\n"})
+    make_wheel(wheels, "user", "2.0", {"user.py": "from demo import answer\n"}, ["other"])
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("# without dependencies: user==2.0\ndemo==1.0\n")
+    home = tmp_path / "venv"
+    assert installer.main([str(home), str(requirements), str(wheels), "--offline"]) == 0
+    program = "import user; print(user.answer)"
+    done = subprocess.run([home / "bin/python", "-c", program], capture_output=True, text=True)
+    assert done.stdout == "42\n"
 
 
 def test_what_cannot_be_installed_is_an_error(installer, tmp_path):

@@ -125,6 +125,12 @@ def test_torch_comes_from_this_machine_or_from_its_own_index(
     assert (context / wheel.name).exists()
 
 
+def test_packages_whose_own_requirements_are_not_wanted_are_named_in_the_list() -> None:
+    text = "# without dependencies: tf-keras==2.21.0\ntensorflow-cpu==2.21.0\n"
+    assert image.without_dependencies(text) == ["tf-keras==2.21.0"]
+    assert image.without_dependencies("torch==2.0\n") == []
+
+
 def test_sources_list_has_security_updates() -> None:
     lines = image.sources_list("http://m/debian", "http://m/security").splitlines()
     assert lines[0] == "deb http://m/debian bookworm main"

@@ -90,6 +90,28 @@ def tf_server(cluster: Cluster, task: Task, _look: Look) -> Launch:
     return Launch(words, {**environment, **onednn(cluster)}, {**hosts, **place, **where})
 
 
+def keras_ps(cluster: Cluster, task: Task, _look: Look) -> Launch:
+    """ParameterServerStrategy of Keras 3: the same command for coordinator, workers and servers."""
+    config = topology.coordinator_config(cluster, task)
+    return Launch(
+        [cluster.python, *program(cluster)], {"TF_CONFIG": json.dumps(config), **onednn(cluster)}
+    )
+
+
+def mwms(cluster: Cluster, task: Task, _look: Look) -> Launch:
+    """MultiWorkerMirroredStrategy: the same command for chief and workers.
+
+    Keras 3 does not train under it; `tf.keras` is tf-keras with this setting (TensorFlow 2.16 on).
+    https://keras.io/getting_started/#tensorflow--keras-2-backwards-compatibility
+    """
+    legacy = cluster.environment.get("TF_USE_LEGACY_KERAS", "1")
+    config = topology.mirrored_config(cluster, task)
+    return Launch(
+        [cluster.python, *program(cluster)],
+        {"TF_CONFIG": json.dumps(config), "TF_USE_LEGACY_KERAS": legacy, **onednn(cluster)},
+    )
+
+
 def torch(cluster: Cluster, task: Task, look: Look) -> Launch:
     """PyTorch's torchrun on each node; they meet at the store that the chief's keeps.
 

@@ -8,7 +8,7 @@ chief is not counted among the workers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,16 +90,54 @@ def server_spec(cluster: Cluster) -> dict[str, list[str]]:
     https://www.tensorflow.org/api_docs/python/tf/train/ClusterSpec
     """
     jobs = {PS: cluster.ps, WORKER: cluster.workers}
-    return {
-        job: [f"{node.address}:{cluster.port}" for node in nodes]
-        for job, nodes in jobs.items()
-        if nodes
-    }
+    return {job: _at_port(cluster, nodes) for job, nodes in jobs.items() if nodes}
 
 
 def server_task(cluster: Cluster, task: Task) -> Task:
     """A task as `server_spec` counts: the chief is worker 0, and worker i is worker i + 1."""
     return task if task.kind == PS else Task(WORKER, node_rank(cluster, task))
+
+
+def coordinator_config(cluster: Cluster, task: Task) -> dict[str, Any]:
+    """TF_CONFIG for ParameterServerStrategy. Raises BadInput when there is no such task.
+
+    Every worker node runs a worker. The coordinator (`chief`) is a task beside the first one's, at
+    a port of its own, and `ps` are the parameter servers. Form:
+    https://www.tensorflow.org/tutorials/distribute/parameter_server_training
+    """
+    coordinator = f"{cluster.workers[0].address}:{coordinator_port(cluster)}"
+    jobs = {CHIEF: [coordinator], WORKER: _at_port(cluster, cluster.workers)}
+    return _config_of(jobs | {PS: _at_port(cluster, cluster.ps)}, task)
+
+
+def coordinator_port(cluster: Cluster) -> int:
+    """The port of ParameterServerStrategy's coordinator, whose node has a worker at the other."""
+    return cluster.port + 1
+
+
+def mirrored_config(cluster: Cluster, task: Task) -> dict[str, Any]:
+    """TF_CONFIG for MultiWorkerMirroredStrategy. Raises BadInput when there is no such task.
+
+    A chief and workers, no other task. Form:
+    https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
+    """
+    chief, *others = cluster.workers
+    return _config_of({CHIEF: _at_port(cluster, [chief]), WORKER: _at_port(cluster, others)}, task)
+
+
+def _at_port(cluster: Cluster, nodes: Sequence[Node]) -> list[str]:
+    return [f"{node.address}:{cluster.port}" for node in nodes]
+
+
+def _config_of(jobs: Mapping[str, list[str]], task: Task) -> dict[str, Any]:
+    """TF_CONFIG of one task of these jobs; a job without tasks does not stand in it."""
+    if task.index >= len(jobs.get(task.kind, [])):
+        known = ", ".join(str(Task(job, i)) for job, at in jobs.items() for i in range(len(at)))
+        raise BadInput(f"no task {task} in this cluster — it has {known}")
+    return {
+        "cluster": {job: addresses for job, addresses in jobs.items() if addresses},
+        "task": {"type": task.kind, "index": task.index},
+    }
 
 
 def node_rank(cluster: Cluster, task: Task) -> int:

@@ -2,6 +2,9 @@
 
 Usage: install_packages.py VENV REQUIREMENTS [WHEEL_DIRECTORY] [--offline | --extra-index-url=URL]
 
+A line `# without dependencies: NAME==VERSION` of the file names a package whose requirements are
+met otherwise than it says; it is installed after the others.
+
 With a wheel directory, its wheels are preferred; offline, nothing else is used, and uv installs
 them when its wheel is among them: on two cores it takes a quarter of pip's time. pip reads the
 machine's settings (index, proxy, certificates); uv would not, so it is never used online.
@@ -9,6 +12,7 @@ machine's settings (index, proxy, certificates); uv would not, so it is never us
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,7 +35,15 @@ def main(words: list[str]) -> int:
         uv = unpack_uv(Path(wheels[0]), Path(scratch)) if offline else None
         command = uv_install(uv, home, scratch) if uv else pip_install(home)
         done = subprocess.run([*command, *source, "-r", requirements], check=False)
+        alone = without_dependencies(Path(requirements).read_text(encoding="utf-8"))
+        if alone and done.returncode == 0:
+            done = subprocess.run([*command, *source, "--no-deps", *alone], check=False)
     return done.returncode
+
+
+def without_dependencies(requirements: str) -> list[str]:
+    """The packages that a requirements file names in comments of that form."""
+    return re.findall(r"^# without dependencies: (\S+)$", requirements, re.MULTILINE)
 
 
 def unpack_uv(wheels: Path, scratch: Path) -> Path | None:

@@ -119,6 +119,14 @@ def requirement_texts(checkout: Path) -> list[str]:
     return [path.read_text() for path in paths]
 
 
+def without_dependencies(requirements: str) -> list[str]:
+    """Packages that a list names in a comment of this form, as role runtime's installer reads it.
+
+    What they say that they need is met otherwise.
+    """
+    return re.findall(r"^# without dependencies: (\S+)$", requirements, re.MULTILINE)
+
+
 def torch_wheels(find_links: Sequence[str]) -> list[Path]:
     """CPU builds of torch in this machine's directories of wheels (pip's setting find-links)."""
     directories = [Path(link.removeprefix("file://")) for link in find_links]
@@ -296,6 +304,8 @@ class Builder:
             options = ["-q", "--no-cache-dir", "--use-pep517", "-w", "/out"]
             options += self._torch_source(requirements, context)
             self._in_base(context, partial, PIP, "wheel", *options, "-r", "/in/requirements.txt")
+            if alone := without_dependencies(requirements):
+                self._in_base(context, partial, PIP, "wheel", *options, "--no-deps", *alone)
 
     def _torch_source(self, requirements: str, context: Path) -> list[str]:
         """pip's options for a list that has torch: this machine's wheel, or the index for it."""
