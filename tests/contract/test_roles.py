@@ -36,6 +36,7 @@ def test_the_roles_are_there():
         "deadman",
         "gpu",
         "hadoop",
+        "horovod",
         "model_export",
         "runtime",
         "trainer",

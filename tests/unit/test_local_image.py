@@ -9,18 +9,32 @@ from pathlib import Path
 
 import pytest
 
+from mayfly.errors import RemoteError, UserError
 from mayfly.local import image
+from mayfly.local.paths import Paths
 from mayfly.local.pipsettings import PipSettings, certificates, choose, parse
 
 NO_PIP = PipSettings(None, (), (), None, (), ())
 AGENT = "roles/agent/files/requirements.txt"
 RUNTIME = "roles/runtime/files/requirements-tensorflow-cpu.txt"
 RUNTIME_GPU = "roles/runtime/files/requirements-tensorflow-gpu.txt"
+RUNTIME_TORCH = "roles/runtime/files/requirements-torch-cpu.txt"
+HOROVOD = "roles/horovod/files/requirements.txt"
+FILES = (
+    AGENT,
+    HOROVOD,
+    RUNTIME,
+    RUNTIME_GPU,
+    RUNTIME_TORCH,
+    image.HADOOP_SCRIPT,
+    image.HOROVOD_SCRIPT,
+    image.INSTALLER,
+)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name in (AGENT, RUNTIME, RUNTIME_GPU, image.HADOOP_SCRIPT):
+    for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{name}\n")
     return tmp_path
@@ -33,7 +47,9 @@ def test_the_same_content_has_the_same_name(checkout: Path) -> None:
     assert len(first.tag) == len("mayfly-node:") + 12
 
 
-@pytest.mark.parametrize("name", [AGENT, RUNTIME, str(image.HADOOP_SCRIPT)])
+@pytest.mark.parametrize(
+    "name", [AGENT, HOROVOD, RUNTIME, *map(str, (image.HADOOP_SCRIPT, image.HOROVOD_SCRIPT))]
+)
 def test_a_changed_file_changes_the_image_but_not_its_base(checkout: Path, name: str) -> None:
     before = image.read_recipe(checkout, NO_PIP, {})
     (checkout / name).write_text("changed\n")
@@ -190,3 +206,117 @@ def test_what_cannot_be_unmounted_is_left_alone(tmp_path):
     mounts.write_text(f"proc {path}/proc proc rw 0 0\n")
     image.remove_unfinished(tmp_path, mounts)
     assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "frameworks"),
+    [
+        (None, ["tensorflow"]),
+        ("", ["tensorflow"]),
+        ("none", []),
+        ("torch", ["torch"]),
+        ("torch, tensorflow", ["tensorflow", "torch"]),
+    ],
+)
+def test_the_setting_chooses_the_frameworks_that_horovod_is_compiled_for(
+    checkout: Path, value: str | None, frameworks: list[str]
+) -> None:
+    environ = {} if value is None else {"MAYFLY_HOROVOD": value}
+    recipe = image.read_recipe(checkout, NO_PIP, environ)
+    assert list(recipe.horovod) == frameworks
+    assert sorted(recipe.horovod_files) == (
+        ["build_wheel.py", "horovod.sh", "install_packages.py"] if frameworks else []
+    )
+
+
+def test_a_framework_that_horovod_does_not_know_is_an_error(checkout: Path) -> None:
+    with pytest.raises(UserError, match=r"MAYFLY_HOROVOD: 'mxnet' — known: tensorflow, torch"):
+        image.read_recipe(checkout, NO_PIP, {"MAYFLY_HOROVOD": "tensorflow,mxnet"})
+
+
+def test_horovod_is_named_by_its_scripts_and_its_framework_alone(checkout: Path) -> None:
+    both = {"MAYFLY_HOROVOD": "tensorflow,torch"}
+    before = image.read_recipe(checkout, NO_PIP, both)
+    (checkout / AGENT).write_text("changed\n")
+    (checkout / RUNTIME_TORCH).write_text("changed\n")
+    after = image.read_recipe(checkout, NO_PIP, both)
+    assert after.horovod_hash("tensorflow") == before.horovod_hash("tensorflow")
+    assert after.horovod_hash("torch") != before.horovod_hash("torch")
+    (checkout / image.HOROVOD_SCRIPT).write_text("changed\n")
+    last = image.read_recipe(checkout, NO_PIP, both)
+    assert last.horovod_hash("tensorflow") != before.horovod_hash("tensorflow")
+    alone = image.read_recipe(checkout, NO_PIP, {})
+    assert alone.horovod_hash("tensorflow") == last.horovod_hash("tensorflow")
+    assert alone.tag != last.tag
+    assert alone.base_tag == before.base_tag
+
+
+class FakeDocker:
+    """Runs no container: makes what the command in it would, or fails as it would."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.commands: list[tuple[str, ...]] = []
+        self.given: list[str] = []
+
+    def logged(self, log: Path, *arguments: str) -> None:
+        self.commands.append(arguments)
+        given, result = (Path(word.split(":")[0]) for word in arguments if ":/" in word)
+        self.given = sorted(str(p.relative_to(given)) for p in given.rglob("*") if p.is_file())
+        (result / "0123").mkdir()
+        (result / "0123/horovod.whl").write_text("wheel")
+        if self.fails:
+            raise RemoteError("docker run failed: no memory", f"see {log}")
+
+
+def builder(checkout: Path, docker: FakeDocker, environ: dict[str, str]) -> image.Builder:
+    paths = Paths(checkout, checkout / "state", checkout / "cache")
+    recipe = image.read_recipe(checkout, NO_PIP, environ)
+    made = image.Builder(paths, docker, recipe, NO_PIP, lambda message: None)  # type: ignore[arg-type]
+    for text in recipe.requirements:
+        made._wheels_made(text).mkdir()
+        name = f"{recipe.wheels_hash(text)}.whl"
+        (made._wheels_made(text) / name).write_text(text)
+    return made
+
+
+def test_horovod_is_compiled_once_with_the_wheels_that_were_collected(checkout: Path) -> None:
+    docker = FakeDocker()
+    made = builder(checkout, docker, {})
+    made._horovod("tensorflow")
+    made._horovod("tensorflow")
+    (command,) = docker.commands
+    assert command[-3:] == ("sh", "/in/horovod.sh", "tensorflow")
+    assert {"build_wheel.py", "horovod.sh", "install_packages.py", "requirements.txt"} < set(
+        docker.given
+    )
+    wheels = [name for name in docker.given if name.startswith("wheels/")]
+    assert len(wheels) == len(set(made.recipe.requirements))
+    assert (made._horovod_made("tensorflow") / "0123/horovod.whl").read_text() == "wheel"
+
+
+def test_a_build_that_fails_leaves_nothing_and_says_how_to_do_without(checkout: Path) -> None:
+    made = builder(checkout, FakeDocker(fails=True), {})
+    with pytest.raises(RemoteError, match=r"no memory — see .*; MAYFLY_HOROVOD=none"):
+        made._horovod("tensorflow")
+    assert list((checkout / "cache/horovod").iterdir()) == []
+    assert list((checkout / "cache/work").iterdir()) == []
+
+
+def test_the_node_gets_the_wheels_of_all_frameworks_in_one_directory(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = builder(checkout, FakeDocker(), {"MAYFLY_HOROVOD": "tensorflow,torch"})
+    for key, framework in (("aa", "tensorflow"), ("bb", "torch")):
+        place = made._horovod_made(framework) / key
+        place.mkdir(parents=True)
+        (place / "build.json").write_text(framework)
+    (made._hadoop_made / "hadoop").mkdir(parents=True)
+    seen: list[str] = []
+
+    def look(self: image.Builder, context: Path, *_: str) -> None:
+        seen.extend(str(p.relative_to(context)) for p in context.glob("horovod/*/*"))
+
+    monkeypatch.setattr(image.Builder, "_docker_build", look)
+    made._node()
+    assert sorted(seen) == ["horovod/aa/build.json", "horovod/bb/build.json"]

@@ -29,6 +29,7 @@ def test_our_own_playbooks():
     assert roles["hdfs"] == {"ps": ("deadman", "hadoop"), "worker": ("deadman", "hadoop")}
     assert "dataset" in roles["dataset"]["worker"]
     assert "dataset" not in roles["dataset"]["ps"]
+    assert roles["runtime"] == {"ps": ("gpu", "runtime"), "worker": ("gpu", "runtime", "horovod")}
     assert "model_export" in roles["train"]["worker"]
     assert roles["train"]["ps"] == ("trainer",)
 

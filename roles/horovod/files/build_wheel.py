@@ -472,8 +472,8 @@ def compile_wheel(job: Build, source: Path, work: Path) -> None:
     if done.returncode:
         said = job.log.read_text(errors="replace")
         raise BuildError(
-            f"the build of Horovod for {job.wanted.framework} failed: {likely_cause(said)}\n"
-            f"{first_error(said)}the last lines, all of them in {job.log}:\n{last_lines(said)}",
+            f"the last lines of {job.log}:\n{last_lines(said)}\n{first_error(said)}"
+            f"the build of Horovod for {job.wanted.framework} failed: {likely_cause(said)}",
             FAILED,
         )
 
@@ -543,7 +543,7 @@ def pip(python: str, *words: str, tools: Path | None = None) -> None:
     )
     if done.returncode:
         cause, said = likely_cause(done.stdout), last_lines(done.stdout, 3)
-        raise BuildError(f"pip {words[0]} failed: {cause}\n{said}", FAILED)
+        raise BuildError(f"{said}\npip {words[0]} failed: {cause}", FAILED)
 
 
 def run_quietly(command: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ that a fresh clone loads it and a changed requirement repeats only what depends 
 
     root file system (debootstrap, or a registry's image) → base (packages, Ansible) → node
                                  Hadoop set, wheels of each requirements file ↗
+                                 Horovod's wheel, compiled with these wheels ↗
 """
 
 from __future__ import annotations
@@ -36,10 +37,16 @@ NODE = Path(__file__).with_name("node")
 SUITE = "bookworm"
 PIP = "/var/tmp/.mamba/envs/ansible/bin/pip"
 HADOOP_SCRIPT = Path("roles/hadoop/files/assemble_hdfs.py")
+HOROVOD_SCRIPT = Path("roles/horovod/files/build_wheel.py")
+INSTALLER = Path("roles/runtime/files/install_packages.py")
+FRAMEWORK_REQUIREMENTS = "roles/runtime/files/requirements-{}-cpu.txt"
+FRAMEWORKS = ("tensorflow", "torch")  # those that Horovod's wheel can be compiled for
 KEEP_SECONDS = 30 * 24 * 3600
-REQUIREMENTS = ("roles/agent/files/requirements*.txt", "roles/runtime/files/requirements*.txt")
+REQUIREMENTS = tuple(
+    f"roles/{role}/files/requirements*.txt" for role in ("agent", "horovod", "runtime")
+)
 REPOSITORIES = ("mayfly-node:", "mayfly-base:", "mayfly-debian:")
-NOT_IN_BASE = ("assemble.sh", "requirements-tools.txt")
+NOT_IN_BASE = ("assemble.sh", "horovod.sh", "requirements-tools.txt")
 GPU = "gpu"  # in a requirements file's name: several GB that no node of this machine would use
 # torch's CPU builds are on an index of their own; the general one has CUDA's (several GB).
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -55,6 +62,8 @@ class Recipe:
     node_dockerfile: str
     hadoop: Mapping[str, str]  # the scripts that assemble the HDFS-only set; empty: no such set
     requirements: tuple[str, ...]  # the text of each file
+    horovod: Mapping[str, str]  # a framework that Horovod is compiled for → its requirements' text
+    horovod_files: Mapping[str, str]  # the scripts that compile it
     torch_index: str = TORCH_INDEX  # unless this machine has the wheel
 
     @property
@@ -72,9 +81,13 @@ class Recipe:
     def wheels_hash(self, requirements: str) -> str:
         return digest(self.source, requirements)
 
+    def horovod_hash(self, framework: str) -> str:
+        return digest(self.source, self.horovod_files, self.horovod[framework])
+
     @property
     def tag(self) -> str:
-        parts = (self.base, self.node_dockerfile, self.hadoop, self.requirements)
+        horovod = [self.horovod_hash(framework) for framework in self.horovod]
+        parts = (self.base, self.node_dockerfile, self.hadoop, self.requirements, horovod)
         return f"mayfly-node:{digest(*parts)}"
 
 
@@ -100,6 +113,11 @@ def read_recipe(
         files[f"certificates/mayfly-{number:02}.crt"] = certificate + "\n"
     script = checkout / HADOOP_SCRIPT
     hadoop = [NODE / "assemble.sh", script] if script.exists() else []
+    horovod = {
+        framework: (checkout / FRAMEWORK_REQUIREMENTS.format(framework)).read_text()
+        for framework in horovod_frameworks(environ)
+    }
+    horovod_files = [NODE / "horovod.sh", checkout / HOROVOD_SCRIPT, checkout / INSTALLER]
     return Recipe(
         base_files=files,
         source=source,
@@ -107,6 +125,8 @@ def read_recipe(
         node_dockerfile=(NODE / "node.Dockerfile").read_text(),
         hadoop={path.name: path.read_text() for path in hadoop},
         requirements=tuple(requirement_texts(checkout)),
+        horovod=horovod,
+        horovod_files={path.name: path.read_text() for path in horovod_files if horovod},
         torch_index=environ.get("MAYFLY_TORCH_INDEX") or TORCH_INDEX,
     )
 
@@ -125,6 +145,22 @@ def without_dependencies(requirements: str) -> list[str]:
     What they say that they need is met otherwise.
     """
     return re.findall(r"^# without dependencies: (\S+)$", requirements, re.MULTILINE)
+
+
+def horovod_frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What MAYFLY_HOROVOD names, `tensorflow` without it; raises UserError for unknown names.
+
+    Compiling takes minutes for each, and those who use PyTorch mostly have no need of Horovod.
+    """
+    words = environ.get("MAYFLY_HOROVOD") or FRAMEWORKS[0]
+    names = [word.strip() for word in words.split(",") if word.strip() not in ("", "none")]
+    unknown = sorted(set(names) - set(FRAMEWORKS))
+    if unknown:
+        raise UserError(
+            f"unknown framework in MAYFLY_HOROVOD: {unknown[0]!r}",
+            f"known: {', '.join(FRAMEWORKS)}, or none; several with commas",
+        )
+    return tuple(name for name in FRAMEWORKS if name in names)
 
 
 def torch_wheels(find_links: Sequence[str]) -> list[Path]:
@@ -182,10 +218,13 @@ class Builder:
             self._base()
         with ThreadPoolExecutor() as pool:
             saved = pool.submit(self._save_base)
-            parts = [pool.submit(self._hadoop)]
-            parts += [pool.submit(self._wheels, text) for text in self.recipe.requirements]
-            for part in parts:
+            hadoop = pool.submit(self._hadoop)
+            wheels = [pool.submit(self._wheels, text) for text in self.recipe.requirements]
+            for part in wheels:
                 part.result()
+            for framework in self.recipe.horovod:  # one at a time: each takes all cores
+                self._horovod(framework)
+            hadoop.result()
             self._node()
             saved.result()
         self._prune()
@@ -195,8 +234,11 @@ class Builder:
         with self._workspace() as context:
             (context / "wheels").mkdir()
             (context / "hadoop").mkdir()
+            (context / "horovod").mkdir()
             if self.recipe.hadoop:
                 _link_tree(self._hadoop_made / "hadoop", context / "hadoop")
+            for framework in self.recipe.horovod:
+                _link_tree(self._horovod_made(framework), context / "horovod")
             for wheel in self._all_wheels():
                 _link(wheel, context / "wheels" / wheel.name)
             self.progress("adding the Hadoop set and the wheels to the node image")
@@ -210,6 +252,9 @@ class Builder:
     @property
     def _hadoop_made(self) -> Path:
         return self.paths.cached("hadoop") / self.recipe.hadoop_hash
+
+    def _horovod_made(self, framework: str) -> Path:
+        return self.paths.cached("horovod") / self.recipe.horovod_hash(framework)
 
     def _wheels_made(self, requirements: str) -> Path:
         return self.paths.cached("wheels") / self.recipe.wheels_hash(requirements)
@@ -307,6 +352,29 @@ class Builder:
             if alone := without_dependencies(requirements):
                 self._in_base(context, partial, PIP, "wheel", *options, "--no-deps", *alone)
 
+    def _horovod(self, framework: str) -> None:
+        """Compile Horovod's wheel for one framework in a node, unless the cache has it.
+
+        What compiles it stays in that container: nodes have no compiler.
+        """
+        made = self._horovod_made(framework)
+        if made.exists():
+            return
+        self.progress(f"compiling Horovod for {framework} (5 to 10 minutes of one core)")
+        with self._workspace() as context, _written(made) as partial:
+            for name, text in self.recipe.horovod_files.items():
+                (context / name).write_text(text)
+            (context / "requirements.txt").write_text(self.recipe.horovod[framework])
+            (context / "wheels").mkdir()
+            for wheel in self._all_wheels():
+                _link(wheel, context / "wheels" / wheel.name)
+            partial.mkdir()
+            try:
+                self._in_base(context, partial, "sh", "/in/horovod.sh", framework)
+            except RemoteError as error:
+                hint = f"{error.hint}; MAYFLY_HOROVOD=none makes an image without Horovod"
+                raise RemoteError(error.message, hint) from error
+
     def _torch_source(self, requirements: str, context: Path) -> list[str]:
         """pip's options for a list that has torch: this machine's wheel, or the index for it."""
         if not re.search(r"^torch==", requirements, re.MULTILINE):
@@ -336,11 +404,12 @@ class Builder:
             self._base_saved,
             self._hadoop_made,
             *map(self._wheels_made, self.recipe.requirements),
+            *map(self._horovod_made, self.recipe.horovod),
         ]
         for path in used:
             if path.exists():
                 os.utime(path)
-        for part in ("images", "hadoop", "wheels", "work"):
+        for part in ("images", "hadoop", "horovod", "wheels", "work"):
             remove_unfinished(self.paths.cached(part))
             for path in self.paths.cached(part).iterdir():
                 if path.stat().st_mtime < time.time() - KEEP_SECONDS:
