@@ -63,7 +63,9 @@ def main(words: Sequence[str] | None = None) -> int:
             raise_failure(hdfs, options.store, options.framework, since)
     except (BuildError, NodeError) as error:
         print(f"share_wheel: {error}", file=sys.stderr)
-        return FAILED
+        # A namenode that is busy may answer the next try.
+        is_waiting = options.action == "fetch" and isinstance(error, NodeError)
+        return NOT_THERE if is_waiting else FAILED
     if found is None:
         print(f"share_wheel: no wheel in {options.store} yet", file=sys.stderr)
         return NOT_THERE
