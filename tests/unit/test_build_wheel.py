@@ -325,7 +325,7 @@ def test_looking_finds_what_was_built_and_builds_nothing(
     monkeypatch.setattr(build_wheel, "describe", lambda python, framework: made.wanted)
     words = [sys.executable, "torch", str(made.output)]
     assert build_wheel.main([*words, "--look"]) == 3
-    assert capsys.readouterr().out == ""
+    assert json.loads(capsys.readouterr().out) == dataclasses.asdict(made.wanted)
     monkeypatch.setattr(build_wheel, "check_tools", lambda *given: made.tools)
     # A relative interpreter and directory: setup.py runs elsewhere.
     monkeypatch.chdir(tmp_path)

@@ -29,6 +29,10 @@ COMMANDS = {
         "take up the export of a run that failed in it",
     ),
     "explain": ("mayfly_train.explain", "print what this node's training processes are given"),
+    "share-wheel": (
+        "mayfly_train.share_wheel",
+        "give a wheel that one node has compiled to the others",
+    ),
     "failed": ("mayfly_train.failed", "leave the marker of a task that failed for good"),
 }
 

@@ -11,7 +11,8 @@ compiler and this recipe:
 
 The directory appears when it is complete. The last line of the standard output is the wheel's
 path; exit status 0: it is there, 1: the build failed, 2: something is missing before it could
-begin, 3: --look found none. Needs on Debian 12: g++, cmake, make, and python3-dev for PyTorch.
+begin, 3: --look found none, and prints what it looked for as JSON. Needs on Debian 12: g++, cmake,
+make, and python3-dev for PyTorch.
 """
 
 from __future__ import annotations
@@ -205,6 +206,7 @@ def main(words: Sequence[str] | None = None) -> int:
         wanted = describe(python, options.framework)
         wheel = find(output, wanted)
         if wheel is None and options.look:
+            print(json.dumps(asdict(wanted)))
             return NOT_THERE
         if wheel is None:
             tools = check_tools(output, FRAMEWORKS[options.framework], python, options.jobs)
