@@ -11,6 +11,7 @@ from tests.unit.train_fakes import cluster, document
 from mayfly_train import launch
 from mayfly_train.cluster import ENGINES, load_cluster, parse_cluster
 from mayfly_train.errors import BadInput
+from mayfly_train.horovod_launch import parse_args
 from mayfly_train.launch import program
 from mayfly_train.machine import Machine
 from mayfly_train.topology import (
@@ -200,3 +201,51 @@ def test_a_job_may_turn_onednn_off():
     job = replace(cluster(), environment={"TF_ENABLE_ONEDNN_OPTS": "0"})
     made = launch.ENGINES["estimator"].launch(job, parse_task("worker-0"), lambda _: None)
     assert made.environment["TF_ENABLE_ONEDNN_OPTS"] == "0"
+
+
+# --- engine horovod ---------------------------------------------------------------------------
+
+
+def start_horovod(task: str, machine: Machine = SMALL, **changes) -> tuple[str, dict]:
+    """The launcher's command line and environment of a task on a machine."""
+    job = replace(cluster(**TORCH), **changes)
+    made = launch.horovod(job, parse_task(task), lambda _: machine)
+    return " ".join(made.words), dict(made.environment)
+
+
+def test_every_launcher_of_horovod_knows_all_nodes_in_rank_order_and_itself():
+    for task, name in (("chief-0", "n2"), ("worker-0", "n3")):
+        words, _ = start_horovod(task)
+        assert words.startswith("/opt/mayfly/runtime/bin/python -I -u /")
+        assert "horovod_launch.py --run demo-261128-120000-ab12" in words
+        assert f"--node n2=10.0.0.2 --node n3=10.0.0.3 --me {name} --port 2222 --slots 1" in words
+        assert "--restarts 3 --assemble 600 --min-nodes 1" in words
+        assert "--memory /var/lib/mayfly/tasks/demo-261128-120000-ab12/horovod.json" in words
+        assert words.endswith(
+            "-- /opt/mayfly/runtime/bin/python /opt/p/main.py "
+            "--data-dir hdfs://10.0.0.1:9000/mayfly/data "
+            "--job-dir hdfs://10.0.0.1:9000/mayfly/demo/model --train-steps 1000 --batch-size 128"
+        )
+
+
+def test_the_launcher_takes_the_command_line_that_it_is_given():
+    words, _ = start_horovod("worker-0", Machine("ib0", gpus=4, cores=16))
+    args = parse_args(words.split(" ")[4:])
+    assert args.nodes == {"n2": "10.0.0.2", "n3": "10.0.0.3"}
+    assert (args.me, args.port, args.slots, args.min_nodes) == ("n3", 2222, 4, 1)
+    assert (args.restarts, args.assemble, args.words[1]) == (3, 600.0, "/opt/p/main.py")
+
+
+def test_horovods_ranks_use_the_interface_and_share_the_cores():
+    _, environment = start_horovod("worker-0", Machine("ib0", gpus=4, cores=16))
+    assert environment == {
+        "HOROVOD_GLOO_IFACE": "ib0",
+        "NCCL_SOCKET_IFNAME": "ib0",
+        "OMP_NUM_THREADS": "4",
+        "TF_ENABLE_ONEDNN_OPTS": "1",
+    }
+
+
+def test_a_job_may_want_more_nodes_to_go_on_with():
+    words, _ = start_horovod("chief-0", environment={"MAYFLY_MIN_NODES": "2"})
+    assert "--min-nodes 2" in words

@@ -473,6 +473,7 @@ class Meeting:
             return {"do": WAIT if seen.state == READY else STOP}
         if seen.state != READY:
             return {"do": GO_ON if seen.generation == generation.key else STOP}
+        seen.state = RUNNING  # as it will say; what it has said does not count for the next one
         own = [vars(place) for place in generation.places if place.node == name]
         return {
             "do": START,

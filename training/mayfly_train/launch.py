@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mayfly_train import topology
@@ -20,6 +20,8 @@ MAX_RESTARTS = 3
 RENDEZVOUS_S = 600
 # Where a node's own commands are, as Debian's init sets it for services.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HOROVOD_LAUNCHER = Path(__file__).with_name("horovod_launch.py")
+TASKS_DIR = PurePosixPath("/var/lib/mayfly/tasks")  # the supervisors' state
 
 
 Look = Callable[[str], Machine]  # `machine.look`: this node, seen from the way to an address
@@ -216,6 +218,30 @@ def _horovod_names(nodes: list[str], rank: int, own: str) -> dict[str, str]:
         "HOROVOD_CROSS_RANK": str(rank),
         "HOROVOD_CROSS_SIZE": size,
     }
+
+
+def horovod(cluster: Cluster, task: Task, look: Look) -> Launch:
+    """Horovod's ranks, started by a launcher on each node; they meet at the chief's.
+
+    Nodes run no commands on each other: see `horovod_launch`, which the runtime's Python runs.
+    """
+    machine = look(cluster.workers[0].address)
+    # Isolated (-I), else this package's modules would hide others of their names.
+    words = [cluster.python, "-I", "-u", str(HOROVOD_LAUNCHER), "--run", cluster.run]
+    for node in cluster.workers:
+        words += ["--node", f"{node.name}={node.address}"]
+    words += ["--me", topology.node_of(cluster, task).name, "--port", str(cluster.port)]
+    words += ["--slots", str(machine.processes), "--restarts", str(MAX_RESTARTS)]
+    words += ["--assemble", str(RENDEZVOUS_S)]
+    words += ["--min-nodes", cluster.environment.get("MAYFLY_MIN_NODES", "1")]
+    words += ["--memory", str(TASKS_DIR / cluster.run / "horovod.json")]
+    environment = {
+        "HOROVOD_GLOO_IFACE": machine.interface,
+        "NCCL_SOCKET_IFNAME": machine.interface,
+        "OMP_NUM_THREADS": str(max(1, machine.cores // machine.processes)),
+        "TF_ENABLE_ONEDNN_OPTS": cluster.environment.get("TF_ENABLE_ONEDNN_OPTS", "1"),
+    }
+    return Launch([*words, "--", cluster.python, *program(cluster)], environment)
 
 
 ENGINES = {

@@ -6,8 +6,8 @@ epochs; pictures normalised by (0.1307, 0.3081) and flattened.
     mnist_horovod_keras.py --data-dir D --job-dir M [--epochs 10 | --train-steps N]
 
 Runs under Mayfly's engine horovod, under `horovodrun`, and alone. D holds the four IDX files of
-MNIST or Fashion-MNIST, gzipped or not. Rank 0 saves to `M/checkpoints`, from where all go on after a
-restart, with as many ranks as there are then, and leaves a SavedModel in `M/export`. Both may be
+MNIST or Fashion-MNIST, gzipped or not. Rank 0 saves to `M/checkpoints`, from where all go on after
+a restart, with as many ranks as there are then, and leaves a SavedModel in `M/export`. Both may be
 anything that tf.io.gfile opens, such as hdfs://.
 
 A global step is one batch of `--batch-size` samples, divided among the ranks: the gradients, and
@@ -65,9 +65,7 @@ def main(argv: list[str]) -> None:
     checkpoint = tf.train.Checkpoint(
         model=model, optimizer=optimizer, step=tf.Variable(0, dtype=tf.int64)
     )
-    saver = tf.train.CheckpointManager(
-        checkpoint, f"{job_dir}/checkpoints", max_to_keep=KEEP, step_counter=checkpoint.step
-    )
+    saver = tf.train.CheckpointManager(checkpoint, f"{job_dir}/checkpoints", max_to_keep=KEEP)
     done = restore(saver)
 
     data = load(args.data_dir, "train")
@@ -199,9 +197,7 @@ def train(
         optimizer.learning_rate.assign(learning_rate)
         with tf.GradientTape() as tape:
             logits = model(tf.gather(pictures, part), training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-                tf.gather(labels, part), logits
-            )
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.gather(labels, part), logits)
             # Parts need not be equal: their sums are.
             loss = tf.reduce_sum(losses) * (hvd.size() / batches.size)
         tape = hvd.DistributedGradientTape(tape, op=hvd.Average)
@@ -243,7 +239,9 @@ def test(model: tf.keras.Model, data: tuple[tf.Tensor, tf.Tensor]) -> tuple[int,
     correct = 0
     for start in range(0, len(labels), EVAL_BATCH):
         answers = tf.argmax(model(pictures[start : start + EVAL_BATCH]), 1)
-        correct += int(tf.reduce_sum(tf.cast(answers == labels[start : start + EVAL_BATCH], "int64")))
+        correct += int(
+            tf.reduce_sum(tf.cast(answers == labels[start : start + EVAL_BATCH], "int64"))
+        )
     own = tf.constant([correct, len(labels)], tf.int64)
     sums = hvd.allreduce(own, op=hvd.Sum, name="accuracy").numpy()
     return int(sums[0]), int(sums[1])

@@ -6,8 +6,8 @@ epochs; pictures normalised by (0.1307, 0.3081) and flattened.
     mnist_horovod_torch.py --data-dir D --job-dir M [--epochs 10 | --train-steps N]
 
 Runs under Mayfly's engine horovod, under `horovodrun`, and alone. D holds the four IDX files of
-MNIST or Fashion-MNIST, gzipped or not. Rank 0 saves to `M/checkpoints`, from where all go on after a
-restart, with as many ranks as there are then, and leaves the model in `M/export`. Both may be
+MNIST or Fashion-MNIST, gzipped or not. Rank 0 saves to `M/checkpoints`, from where all go on after
+a restart, with as many ranks as there are then, and leaves the model in `M/export`. Both may be
 anything that fsspec opens, such as hdfs://.
 
 A global step is one batch of `--batch-size` samples, divided among the ranks: the gradients, and
@@ -250,9 +250,7 @@ def restore(job_dir: str, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return int(step)
 
 
-def save(
-    job_dir: str, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
-) -> None:
+def save(job_dir: str, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     """Keep a checkpoint, whole or not at all, and the one before it."""
     fs, directory = fsspec.url_to_fs(f"{job_dir}/checkpoints")
     fs.makedirs(directory, exist_ok=True)
