@@ -391,6 +391,9 @@ class Meeting:
             if now - self._since > self._limits.assemble:
                 self._end(ERROR, self._nobody(missing))
             return
+        if missing:
+            gone = f"node {', '.join(missing)} is gone"
+            self._causes.insert(0, Cause(gone, explains=True))
         if self._causes:
             self._failures += 1
             cause = next((cause for cause in self._causes if cause.explains), self._causes[0])
@@ -424,7 +427,8 @@ class Meeting:
 
     def _drop(self, names: list[str]) -> None:
         self._dropped.update(names)
-        say(f"training goes on without node {', '.join(names)}, silent for too long")
+        silence = f"silent for {self._limits.drop:.0f} s"
+        say(f"training goes on without node {', '.join(names)}, {silence}")
 
     def _start(self, names: list[str]) -> None:
         slots = {name: self._seen[name].slots for name in names}
