@@ -17,6 +17,7 @@ from mayfly import collection, data, export, fashion_mnist, inputs, preflight
 from mayfly.clouds import CloudProfile
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases
+from mayfly.engines import image_extras
 from mayfly.errors import MayflyError
 from mayfly.ledger import Ledger, Record
 from mayfly.radl_render import render, write_radl
@@ -137,7 +138,8 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     dataset = preflight.check_dataset(services.client, spec.data.source)
     display.say(f"data: {dataset.uri}, {dataset.describe()}")
     with phases.phase("image"):
-        image = services.image(job.profile, display.say)
+        extras = image_extras(spec.trainer.engine, spec.trainer.runtime)
+        image = services.image(job.profile, extras, display.say)
     with phases.phase("collection"):
         run = _new_run(job, tools, services, image)
     uri = run.uri(spec)

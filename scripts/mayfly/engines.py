@@ -1,4 +1,4 @@
-"""What each engine asks of a job, and what it sets aside: a table, and nothing that decides.
+"""What each engine asks of a job, and what it sets aside: tables.
 
 How its tasks are started stands in `mayfly_train.launch`, which kinds of tasks it has in
 `mayfly_train.cluster`.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ASYNC, SYNC = "async", "sync"
-ESTIMATOR, COMMAND = "estimator", "command"
+ESTIMATOR, HOROVOD, COMMAND = "estimator", "horovod", "command"
 IDX = {"source": "datasets/fashion-mnist-idx/", "format": "files"}
 
 
@@ -62,6 +62,31 @@ ENGINES = {
         why="needs at least one parameter server",
         defaults={"trainer": {"program": "builtin:cifar10_server"}},
     ),
+    HOROVOD: Engine(
+        ("tensorflow", "torch"),
+        (SYNC,),
+        ps=False,
+        why="has no parameter servers and averages gradients at each step",
+        defaults=_without_servers("builtin:mnist_horovod_keras"),
+    ),
+    "keras-ps": Engine(
+        ("tensorflow2",),
+        (ASYNC,),
+        ps=True,
+        why="needs at least one parameter server, and its workers do not wait for each other",
+        defaults={
+            "trainer": {"program": "builtin:mnist_keras_ps"},
+            "data": IDX,
+            "tensorboard": False,
+        },
+    ),
+    "mwms": Engine(
+        ("tensorflow2",),
+        (SYNC,),
+        ps=False,
+        why="has no parameter servers and averages gradients at each step",
+        defaults=_without_servers("builtin:mnist_mwms"),
+    ),
     COMMAND: Engine(
         ("torch", "tensorflow"),
         (SYNC, ASYNC),
@@ -70,17 +95,28 @@ ENGINES = {
         defaults=_without_servers("builtin:mnist_lightning"),
     ),
 }
-LATER = ("horovod", "keras-ps", "mwms")
-
 # The engines that each built-in program is written for; engine command runs anything.
 PROGRAMS = {
     "builtin:cifar10": (ESTIMATOR,),
     "builtin:cifar10_server": ("tf-server",),
+    "builtin:mnist_horovod_keras": ("horovod",),
+    "builtin:mnist_horovod_torch": ("horovod",),
+    "builtin:mnist_keras_ps": ("keras-ps",),
+    "builtin:mnist_mwms": ("mwms",),
     "builtin:mnist_lightning": ("torch",),
     "builtin:cifar10_torch": ("torch",),
 }
+# Programs that are written in another framework than the engine's first.
+PROGRAM_FRAMEWORKS = {"builtin:mnist_horovod_torch": "torch"}
 # Where a framework does not do for an engine, what is to be known.
 FRAMEWORKS = {
     "tensorflow": "TensorFlow 2.15, the last release with tf.estimator",
+    "tensorflow2": "TensorFlow 2.21 with Keras 3",
     "torch": "PyTorch 2.13",
 }
+
+
+def image_extras(engine: str, framework: str) -> tuple[str, ...]:
+    """What the node image of CLOUD=local needs for a job beside what all nodes have."""
+    horovod = (f"horovod-{framework}",) if engine == HOROVOD else ()
+    return ("tensorflow2", *horovod) if framework == "tensorflow2" else horovod

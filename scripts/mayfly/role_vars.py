@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mayfly import inputs
-from mayfly.engines import ENGINES
+from mayfly.engines import HOROVOD
 from mayfly.run import Run
 from mayfly.spec import ClusterSpec, parse_git
 
@@ -24,7 +24,8 @@ def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         "dataset_source": spec.data.source,
         "dataset_run_uri": run.uri(spec),
         **_s3("dataset", run),
-        "runtime_framework": spec.trainer.framework or ENGINES[spec.trainer.engine].frameworks[0],
+        "runtime_framework": spec.trainer.runtime,
+        **({"horovod_framework": spec.trainer.runtime} if spec.trainer.engine == HOROVOD else {}),
         **_trainer(spec, run),
         "model_export_run_uri": run.uri(spec),
         **_s3("model_export", run),

@@ -7,7 +7,7 @@ names an IM service and its auth file.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mayfly.destroy import Traces
 from mayfly.errors import UserError
 from mayfly.im import IM, Manager
 from mayfly.local import platform as local
+from mayfly.local.image import with_extras
 from mayfly.local.platform import LocalPlatform
 
 LOCAL = "local"
@@ -34,14 +35,18 @@ class Services:
     traces: Traces | None
     platform: LocalPlatform | None = None
 
-    def image(self, profile: CloudProfile, report: Callable[[str], None]) -> str:
+    def image(
+        self, profile: CloudProfile, extras: Collection[str], report: Callable[[str], None]
+    ) -> str:
         """Return the address of the nodes' image; the local one is built unless it is there.
 
-        Raises UserError when the cloud names none.
+        `extras` are parts of the local one that only some jobs need (see `local.image`). Raises
+        UserError when the cloud names none.
         """
         if self.platform is not None:
             # The other parts were reported when they were started.
-            platform = local.up(_only_news(report, "node image"))
+            environ = with_extras(os.environ, extras)
+            platform = local.up(_only_news(report, "node image"), environ=environ)
             return f"docker://{platform.image}"
         if profile.image is None:
             raise UserError(f"cloud {profile.name!r} names no image", "set it in radl/clouds/")

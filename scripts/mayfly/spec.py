@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from mayfly.engines import COMMAND, ENGINES, ESTIMATOR, FRAMEWORKS, LATER, PROGRAMS
+from mayfly.engines import COMMAND, ENGINES, ESTIMATOR, FRAMEWORKS, PROGRAM_FRAMEWORKS, PROGRAMS
 from mayfly.errors import UserError, nearest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ DEFAULT_JOB = CHECKOUT / "training/jobs/default.yml"
 
 # Samples in a global step where a program's own default is another than the common one.
 BATCH_SIZE = 128
-BATCH_SIZES = {"builtin:mnist_lightning": 64}
+BATCH_SIZES = dict.fromkeys((name for name in PROGRAMS if name.startswith("builtin:mnist_")), 64)
 
 # The short names of flags and of MAYFLY_<NAME> variables, and the key of the job file each sets.
 SHORT_NAMES = {
@@ -125,12 +125,9 @@ def _relative_path(value: str) -> str:
 
 
 def _engine(value: object) -> object:
-    if value in LATER:
-        raise ValueError(f"is planned but not in this version; use {' or '.join(ENGINES)}")
     if value not in ENGINES:
-        known = (*ENGINES, *LATER)
-        guess = nearest(str(value), known)
-        raise ValueError(f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}")
+        guess = nearest(str(value), ENGINES)
+        raise ValueError(f"did you mean {guess!r}?" if guess else f"known: {', '.join(ENGINES)}")
     return value
 
 
@@ -248,14 +245,16 @@ class Trainer(Model):
         str, BeforeValidator(_engine), Field(json_schema_extra={"enum": [*ENGINES]})
     ] = ESTIMATOR
     """How tasks find each other and share the model: `estimator` (TensorFlow 2.15 Estimator with
-    parameter servers), `torch` (torchrun, and gradients averaged over gloo or NCCL), `tf-server`
-    (TensorFlow's own servers, for scripts older than Estimator) or `command` (your command on every
-    node)."""
+    parameter servers), `torch` (torchrun, and gradients averaged over gloo or NCCL), `horovod`,
+    `keras-ps` and `mwms` (current TensorFlow's ParameterServerStrategy and MultiWorkerMirrored),
+    `tf-server` (TensorFlow's own servers, for scripts older than Estimator) or `command` (your
+    command on every node)."""
     framework: Annotated[str | None, Field(json_schema_extra={"enum": [*FRAMEWORKS, None]})] = None
-    """What is installed for the program: `tensorflow` (2.15) or `torch`; empty: the engine's."""
+    """What is installed for the program: `tensorflow` (2.15), `tensorflow2` (2.21, Keras 3) or
+    `torch`; empty: the program's or the engine's."""
     mode: Literal["async", "sync"] = "async"
     """`async`: each worker updates the parameter servers alone; `sync`: all average first.
-    Engine torch is always `sync`. With `sync` a run fails without one of its workers."""
+    Most engines have one of the two. With `sync` a run fails without one of its workers."""
     program: str = "builtin:cifar10"
     """`builtin:NAME`, or `git+https://host/repository[@ref]`."""
     directory: RelativePath = "."
@@ -270,7 +269,13 @@ class Trainer(Model):
     args: Annotated[dict[str, Any], WithJsonSchema(_ARGS_SCHEMA)] = Field(default_factory=dict)
     """Further arguments: `key_name: value` becomes `--key-name value`, true becomes the bare flag,
     a list repeats the flag. `batch_size` also turns steps into samples (128 when absent, 64 for
-    builtin:mnist_lightning)."""
+    builtin:mnist_…)."""
+
+    @property
+    def runtime(self) -> str:
+        """The framework that is installed."""
+        own = PROGRAM_FRAMEWORKS.get(self.program, ENGINES[self.engine].frameworks[0])
+        return self.framework or own
 
     @property
     def batch_size(self) -> int:

@@ -51,9 +51,10 @@ def test_the_same_content_has_the_same_name(checkout: Path) -> None:
     "name", [AGENT, HOROVOD, RUNTIME, *map(str, (image.HADOOP_SCRIPT, image.HOROVOD_SCRIPT))]
 )
 def test_a_changed_file_changes_the_image_but_not_its_base(checkout: Path, name: str) -> None:
-    before = image.read_recipe(checkout, NO_PIP, {})
+    environ = {image.EXTRAS_VARIABLE: ",".join(image.EXTRAS)}
+    before = image.read_recipe(checkout, NO_PIP, environ)
     (checkout / name).write_text("changed\n")
-    after = image.read_recipe(checkout, NO_PIP, {})
+    after = image.read_recipe(checkout, NO_PIP, environ)
     assert after.tag != before.tag
     assert after.base_tag == before.base_tag
 
@@ -211,31 +212,37 @@ def test_what_cannot_be_unmounted_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("value", "frameworks"),
     [
-        (None, ["tensorflow"]),
-        ("", ["tensorflow"]),
-        ("none", []),
-        ("torch", ["torch"]),
-        ("torch, tensorflow", ["tensorflow", "torch"]),
+        ("", []),
+        ("tensorflow2", []),
+        ("horovod-torch", ["torch"]),
+        ("horovod-torch, horovod-tensorflow", ["tensorflow", "torch"]),
     ],
 )
-def test_the_setting_chooses_the_frameworks_that_horovod_is_compiled_for(
-    checkout: Path, value: str | None, frameworks: list[str]
+def test_the_extras_choose_the_frameworks_that_horovod_is_compiled_for(
+    checkout: Path, value: str, frameworks: list[str]
 ) -> None:
-    environ = {} if value is None else {"MAYFLY_HOROVOD": value}
-    recipe = image.read_recipe(checkout, NO_PIP, environ)
+    recipe = image.read_recipe(checkout, NO_PIP, {image.EXTRAS_VARIABLE: value})
     assert list(recipe.horovod) == frameworks
     assert sorted(recipe.horovod_files) == (
         ["build_wheel.py", "horovod.sh", "install_packages.py"] if frameworks else []
     )
 
 
-def test_a_framework_that_horovod_does_not_know_is_an_error(checkout: Path) -> None:
-    with pytest.raises(UserError, match=r"MAYFLY_HOROVOD: 'mxnet' — known: tensorflow, torch"):
-        image.read_recipe(checkout, NO_PIP, {"MAYFLY_HOROVOD": "tensorflow,mxnet"})
+def test_an_extra_that_is_unknown_is_an_error(checkout: Path) -> None:
+    with pytest.raises(UserError, match=r"'mxnet' — known: tensorflow2, horovod-tensorflow"):
+        image.read_recipe(checkout, NO_PIP, {image.EXTRAS_VARIABLE: "tensorflow2,mxnet"})
+
+
+def test_wheels_of_an_extra_come_only_when_it_is_wanted(checkout: Path) -> None:
+    (checkout / "roles/runtime/files/requirements-tensorflow2-cpu.txt").write_text("tf==2.21\n")
+    assert "tf==2.21\n" not in image.read_recipe(checkout, NO_PIP, {}).requirements
+    environ = image.with_extras({image.EXTRAS_VARIABLE: "horovod-torch"}, ["tensorflow2"])
+    assert environ[image.EXTRAS_VARIABLE] == "tensorflow2,horovod-torch"
+    assert "tf==2.21\n" in image.read_recipe(checkout, NO_PIP, environ).requirements
 
 
 def test_horovod_is_named_by_its_scripts_and_its_framework_alone(checkout: Path) -> None:
-    both = {"MAYFLY_HOROVOD": "tensorflow,torch"}
+    both = {image.EXTRAS_VARIABLE: "horovod-tensorflow,horovod-torch"}
     before = image.read_recipe(checkout, NO_PIP, both)
     (checkout / AGENT).write_text("changed\n")
     (checkout / RUNTIME_TORCH).write_text("changed\n")
@@ -245,7 +252,7 @@ def test_horovod_is_named_by_its_scripts_and_its_framework_alone(checkout: Path)
     (checkout / image.HOROVOD_SCRIPT).write_text("changed\n")
     last = image.read_recipe(checkout, NO_PIP, both)
     assert last.horovod_hash("tensorflow") != before.horovod_hash("tensorflow")
-    alone = image.read_recipe(checkout, NO_PIP, {})
+    alone = image.read_recipe(checkout, NO_PIP, {image.EXTRAS_VARIABLE: "horovod-tensorflow"})
     assert alone.horovod_hash("tensorflow") == last.horovod_hash("tensorflow")
     assert alone.tag != last.tag
     assert alone.base_tag == before.base_tag
@@ -282,7 +289,7 @@ def builder(checkout: Path, docker: FakeDocker, environ: dict[str, str]) -> imag
 
 def test_horovod_is_compiled_once_with_the_wheels_that_were_collected(checkout: Path) -> None:
     docker = FakeDocker()
-    made = builder(checkout, docker, {})
+    made = builder(checkout, docker, {image.EXTRAS_VARIABLE: "horovod-tensorflow"})
     made._horovod("tensorflow")
     made._horovod("tensorflow")
     (command,) = docker.commands
@@ -295,9 +302,10 @@ def test_horovod_is_compiled_once_with_the_wheels_that_were_collected(checkout: 
     assert (made._horovod_made("tensorflow") / "0123/horovod.whl").read_text() == "wheel"
 
 
-def test_a_build_that_fails_leaves_nothing_and_says_how_to_do_without(checkout: Path) -> None:
-    made = builder(checkout, FakeDocker(fails=True), {})
-    with pytest.raises(RemoteError, match=r"no memory — see .*; MAYFLY_HOROVOD=none"):
+def test_a_build_that_fails_leaves_nothing(checkout: Path) -> None:
+    environ = {image.EXTRAS_VARIABLE: "horovod-tensorflow"}
+    made = builder(checkout, FakeDocker(fails=True), environ)
+    with pytest.raises(RemoteError, match=r"no memory — see .*; role horovod compiles it"):
         made._horovod("tensorflow")
     assert list((checkout / "cache/horovod").iterdir()) == []
     assert list((checkout / "cache/work").iterdir()) == []
@@ -306,7 +314,9 @@ def test_a_build_that_fails_leaves_nothing_and_says_how_to_do_without(checkout: 
 def test_the_node_gets_the_wheels_of_all_frameworks_in_one_directory(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = builder(checkout, FakeDocker(), {"MAYFLY_HOROVOD": "tensorflow,torch"})
+    made = builder(
+        checkout, FakeDocker(), {image.EXTRAS_VARIABLE: "horovod-tensorflow,horovod-torch"}
+    )
     for key, framework in (("aa", "tensorflow"), ("bb", "torch")):
         place = made._horovod_made(framework) / key
         place.mkdir(parents=True)

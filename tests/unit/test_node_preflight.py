@@ -26,7 +26,6 @@ from mayfly_train.preflight.checks import Surroundings
 from mayfly_train.preflight.edges import (
     FULL_MESH_NODES,
     Offset,
-    all_nodes,
     clock_faults,
     name_faults,
     offset_of,
@@ -127,7 +126,7 @@ class Lab:
     async def all(self, *absent: str) -> dict:
         async with namenode() as urls:
             self.cluster = replace(self.cluster, **urls)
-            present = [node for node in all_nodes(self.cluster) if node.name not in absent]
+            present = [node for node in self.cluster.nodes if node.name not in absent]
             started = time.monotonic()
             reports = await asyncio.gather(*map(self.one, present))
             self.seconds = time.monotonic() - started
@@ -189,7 +188,7 @@ def test_rendezvous_is_on_the_first_worker_only():
 @pytest.mark.parametrize(("workers", "ps"), [(1, 0), (2, 1), (60, 4), (61, 4), (130, 3), (200, 0)])
 def test_testers_are_the_inverse_of_targets(workers, ps):
     cluster = large(workers, ps)
-    nodes = all_nodes(cluster)
+    nodes = cluster.nodes
     targets = {node: set(targets_of(cluster, node)) for node in nodes}
     for node in nodes:
         assert set(edges.testers_of(cluster, node)) == {n for n in nodes if node in targets[n]}

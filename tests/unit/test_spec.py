@@ -138,11 +138,6 @@ def test_torch_has_no_parameter_servers_and_is_synchronous(tmp_path):
     assert "trainer.mode is 'async' (from the command line) — must be 'sync'" in message
 
 
-def test_later_engines_are_named_as_such():
-    assert "use estimator or torch" in error(engine="horovod")
-    assert "did you mean 'torch'?" in error(engine="torhc")
-
-
 @pytest.mark.parametrize("steps", [-1, 0, "-3"])
 def test_steps_that_are_not_positive(steps):
     assert "must be 1 or more" in error(steps=steps)
@@ -183,10 +178,6 @@ def test_an_unknown_key_comes_before_other_mistakes(tmp_path):
 def test_no_cloud():
     with pytest.raises(UserError, match="cloud is not set"):
         load_spec(None, {}, {})
-
-
-def test_an_engine_of_a_later_version():
-    assert "not in this version" in error(engine="horovod")
 
 
 def test_a_misspelt_engine():

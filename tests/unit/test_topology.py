@@ -97,7 +97,7 @@ def test_options():
     ("changes", "message"),
     [
         ({"version": 2}, "version is 2"),
-        ({"engine": "horovod"}, "engine is 'horovod'"),
+        ({"engine": "mpi"}, "engine is 'mpi'"),
         ({"mode": "both"}, "mode is 'both' — known here: async, sync"),
         ({"steps": 0}, "steps is 0"),
         ({"steps": "many"}, "steps is 'many' — expected int"),

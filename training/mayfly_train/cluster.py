@@ -24,10 +24,14 @@ ONE_COMMAND = "command"
 
 @dataclass(frozen=True)
 class Shape:
-    """The kinds of tasks that an engine has, and whether it can do without parameter servers."""
+    """The kinds of tasks that an engine has, and whether it can do without parameter servers.
+
+    Where the chief does not train, there is a worker beside it.
+    """
 
     kinds: tuple[str, ...]
     needs_ps: bool = False
+    chief_trains: bool = True
 
 
 # How each task is started stands in `launch`.
@@ -35,6 +39,9 @@ ENGINES = {
     "estimator": Shape((PS, CHIEF, WORKER, EVALUATOR), needs_ps=True),
     "torch": Shape((CHIEF, WORKER)),
     "tf-server": Shape((PS, CHIEF, WORKER), needs_ps=True),
+    "horovod": Shape((CHIEF, WORKER)),
+    "keras-ps": Shape((PS, CHIEF, WORKER), needs_ps=True, chief_trains=False),
+    "mwms": Shape((CHIEF, WORKER)),
     ONE_COMMAND: Shape((PS, CHIEF, WORKER)),
 }
 
@@ -151,8 +158,9 @@ def _check_nodes(cluster: Cluster) -> None:
         raise BadInput("nodes.worker is empty — training needs at least one worker")
     if PS not in cluster.kinds and cluster.ps:
         raise BadInput(f"nodes.ps is not empty — engine {cluster.engine} has no parameter servers")
-    needed = ENGINES[cluster.engine].needs_ps and len(cluster.workers) > 1
-    if needed and not cluster.ps:
+    shape = ENGINES[cluster.engine]
+    alone = len(cluster.workers) == 1 and shape.chief_trains
+    if shape.needs_ps and not cluster.ps and not alone:
         raise BadInput("nodes.ps is empty — several workers need a parameter server")
     if (cluster.engine == ONE_COMMAND) != bool(cluster.program.command):
         raise BadInput(f"program.command goes with engine {ONE_COMMAND}, and with no other")

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mayfly_train import topology
-from mayfly_train.cluster import EVALUATOR, ONE_COMMAND, PS, WORKER, Cluster
+from mayfly_train.cluster import CHIEF, EVALUATOR, ONE_COMMAND, PS, WORKER, Cluster
 from mayfly_train.machine import Machine
 from mayfly_train.topology import Task
 
@@ -44,11 +44,12 @@ class Launch:
 class Engine:
     """What the supervisor needs to know of an engine.
 
-    `speaks_grpc`: its tasks answer at the cluster's port, and one that does not hangs.
+    `servers` are the kinds of tasks that answer gRPC at the cluster's port: one that does not
+    hangs.
     """
 
     launch: Callable[[Cluster, Task, Look], Launch]
-    speaks_grpc: bool
+    servers: tuple[str, ...] = ()
 
 
 def estimator(cluster: Cluster, task: Task, _look: Look) -> Launch:
@@ -239,16 +240,19 @@ def horovod(cluster: Cluster, task: Task, look: Look) -> Launch:
         "HOROVOD_GLOO_IFACE": machine.interface,
         "NCCL_SOCKET_IFNAME": machine.interface,
         "OMP_NUM_THREADS": str(max(1, machine.cores // machine.processes)),
-        "TF_ENABLE_ONEDNN_OPTS": cluster.environment.get("TF_ENABLE_ONEDNN_OPTS", "1"),
+        **onednn(cluster),
     }
     return Launch([*words, "--", cluster.python, *program(cluster)], environment)
 
 
 ENGINES = {
-    "estimator": Engine(estimator, speaks_grpc=True),
-    "torch": Engine(torch, speaks_grpc=False),
-    "tf-server": Engine(tf_server, speaks_grpc=True),
-    ONE_COMMAND: Engine(command, speaks_grpc=False),
+    "estimator": Engine(estimator, servers=(PS, CHIEF, WORKER)),
+    "torch": Engine(torch),
+    "horovod": Engine(horovod),
+    "keras-ps": Engine(keras_ps, servers=(PS, WORKER)),  # its chief only asks them
+    "mwms": Engine(mwms, servers=(CHIEF, WORKER)),
+    "tf-server": Engine(tf_server, servers=(PS, CHIEF, WORKER)),
+    ONE_COMMAND: Engine(command),
 }
 
 

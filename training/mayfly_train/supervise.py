@@ -135,8 +135,7 @@ class Supervisor:
             self.log.unlink(missing_ok=True)  # an earlier run's
         pulse = Pulse((self.node.address, self.cluster.port))
         child = Child(self.cluster, self.task, self.log, self.settings_file)
-        # The evaluator has no server, and shares the chief's address.
-        if launch.ENGINES[self.cluster.engine].speaks_grpc and self.task.kind != EVALUATOR:
+        if self.task.kind in launch.ENGINES[self.cluster.engine].servers:
             pulse.start()
         try:
             return self._follow(child, pulse)

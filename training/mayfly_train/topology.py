@@ -1,9 +1,10 @@
 """Who does what in a cluster, as pure functions of the topology document.
 
-The first worker node runs `chief-0`, worker node i runs `worker-(i-1)`; which further tasks there
-are depends on the engine. Rules of TensorFlow 2.15's Estimator: `chief`, `worker` and `ps` make up
-the cluster; the evaluator gets the cluster without standing in it, and runs beside the chief; the
-chief is not counted among the workers.
+The first worker node runs `chief-0`, worker node i runs `worker-(i-1)`; where the chief does not
+train, worker node i runs `worker-i`. Which further tasks there are depends on the engine. Rules of
+TensorFlow 2.15's Estimator: `chief`, `worker` and `ps` make up the cluster; the evaluator gets the
+cluster without standing in it, and runs beside the chief; the chief is not counted among the
+workers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mayfly_train.cluster import CHIEF, EVALUATOR, PS, WORKER, Cluster, Node
+from mayfly_train.cluster import CHIEF, ENGINES, EVALUATOR, PS, WORKER, Cluster, Node
 from mayfly_train.errors import BadInput
 
 KINDS = (PS, CHIEF, WORKER, EVALUATOR)
@@ -40,9 +41,10 @@ def parse_task(text: str) -> Task:
 def placement(cluster: Cluster) -> dict[Task, Node]:
     """Every task and the node that runs it, in a fixed order."""
     chief, *others = cluster.workers
+    trainers = others if ENGINES[cluster.engine].chief_trains else cluster.workers
     placed = {Task(PS, index): node for index, node in enumerate(cluster.ps)}
     placed[Task(CHIEF, 0)] = chief
-    placed.update((Task(WORKER, index), node) for index, node in enumerate(others))
+    placed.update((Task(WORKER, index), node) for index, node in enumerate(trainers))
     placed[Task(EVALUATOR, 0)] = chief
     return {task: node for task, node in placed.items() if task.kind in cluster.kinds}
 

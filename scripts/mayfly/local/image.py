@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,9 @@ HADOOP_SCRIPT = Path("roles/hadoop/files/assemble_hdfs.py")
 HOROVOD_SCRIPT = Path("roles/horovod/files/build_wheel.py")
 INSTALLER = Path("roles/runtime/files/install_packages.py")
 FRAMEWORK_REQUIREMENTS = "roles/runtime/files/requirements-{}-cpu.txt"
-FRAMEWORKS = ("tensorflow", "torch")  # those that Horovod's wheel can be compiled for
+# What only some jobs need, and costs minutes: their jobs ask for it, MAYFLY_IMAGE_EXTRAS may, too.
+EXTRAS = ("tensorflow2", "horovod-tensorflow", "horovod-torch")
+EXTRAS_VARIABLE = "MAYFLY_IMAGE_EXTRAS"
 KEEP_SECONDS = 30 * 24 * 3600
 REQUIREMENTS = tuple(
     f"roles/{role}/files/requirements*.txt" for role in ("agent", "horovod", "runtime")
@@ -113,9 +115,11 @@ def read_recipe(
         files[f"certificates/mayfly-{number:02}.crt"] = certificate + "\n"
     script = checkout / HADOOP_SCRIPT
     hadoop = [NODE / "assemble.sh", script] if script.exists() else []
+    wanted = extras(environ)
     horovod = {
         framework: (checkout / FRAMEWORK_REQUIREMENTS.format(framework)).read_text()
-        for framework in horovod_frameworks(environ)
+        for framework in ("tensorflow", "torch")
+        if f"horovod-{framework}" in wanted
     }
     horovod_files = [NODE / "horovod.sh", checkout / HOROVOD_SCRIPT, checkout / INSTALLER]
     return Recipe(
@@ -124,19 +128,20 @@ def read_recipe(
         base_dockerfile=(NODE / "base.Dockerfile").read_text(),
         node_dockerfile=(NODE / "node.Dockerfile").read_text(),
         hadoop={path.name: path.read_text() for path in hadoop},
-        requirements=tuple(requirement_texts(checkout)),
+        requirements=tuple(requirement_texts(checkout, wanted)),
         horovod=horovod,
         horovod_files={path.name: path.read_text() for path in horovod_files if horovod},
         torch_index=environ.get("MAYFLY_TORCH_INDEX") or TORCH_INDEX,
     )
 
 
-def requirement_texts(checkout: Path) -> list[str]:
-    """The requirements files of the roles, and our own for tools."""
+def requirement_texts(checkout: Path, wanted: Collection[str] = ()) -> list[str]:
+    """The requirements files of the roles, without unwanted extras, and our own for tools."""
+    left_out = [GPU, *(extra for extra in EXTRAS if extra not in wanted)]
     paths = [NODE / "requirements-tools.txt"]
     for pattern in REQUIREMENTS:
-        paths += sorted(path for path in checkout.glob(pattern) if GPU not in path.name)
-    return [path.read_text() for path in paths]
+        paths += sorted(checkout.glob(pattern))
+    return [path.read_text() for path in paths if not any(part in path.name for part in left_out)]
 
 
 def without_dependencies(requirements: str) -> list[str]:
@@ -147,20 +152,22 @@ def without_dependencies(requirements: str) -> list[str]:
     return re.findall(r"^# without dependencies: (\S+)$", requirements, re.MULTILINE)
 
 
-def horovod_frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What MAYFLY_HOROVOD names, `tensorflow` without it; raises UserError for unknown names.
-
-    Compiling takes minutes for each, and those who use PyTorch mostly have no need of Horovod.
-    """
-    words = environ.get("MAYFLY_HOROVOD") or FRAMEWORKS[0]
-    names = [word.strip() for word in words.split(",") if word.strip() not in ("", "none")]
-    unknown = sorted(set(names) - set(FRAMEWORKS))
+def extras(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The extras that MAYFLY_IMAGE_EXTRAS names. Raises UserError for one that is unknown."""
+    words = [word.strip() for word in environ.get(EXTRAS_VARIABLE, "").split(",")]
+    unknown = sorted(set(words) - {*EXTRAS, ""})
     if unknown:
         raise UserError(
-            f"unknown framework in MAYFLY_HOROVOD: {unknown[0]!r}",
-            f"known: {', '.join(FRAMEWORKS)}, or none; several with commas",
+            f"unknown part of a node image in {EXTRAS_VARIABLE}: {unknown[0]!r}",
+            f"known: {', '.join(EXTRAS)}; several with commas",
         )
-    return tuple(name for name in FRAMEWORKS if name in names)
+    return tuple(name for name in EXTRAS if name in words)
+
+
+def with_extras(environ: Mapping[str, str], more: Collection[str]) -> dict[str, str]:
+    """The environment with further extras asked for."""
+    wanted = {*extras(environ), *more}
+    return {**environ, EXTRAS_VARIABLE: ",".join(name for name in EXTRAS if name in wanted)}
 
 
 def torch_wheels(find_links: Sequence[str]) -> list[Path]:
@@ -372,7 +379,7 @@ class Builder:
             try:
                 self._in_base(context, partial, "sh", "/in/horovod.sh", framework)
             except RemoteError as error:
-                hint = f"{error.hint}; MAYFLY_HOROVOD=none makes an image without Horovod"
+                hint = f"{error.hint}; role horovod compiles it on a node of any other cloud"
                 raise RemoteError(error.message, hint) from error
 
     def _torch_source(self, requirements: str, context: Path) -> list[str]:

@@ -21,7 +21,7 @@ from mayfly_train.cluster import Cluster, Node
 from mayfly_train.errors import BadInput, NodeError
 from mayfly_train.markers import Board
 from mayfly_train.preflight import sockets
-from mayfly_train.preflight.edges import Fault, all_nodes
+from mayfly_train.preflight.edges import Fault
 from mayfly_train.preflight.meeting import why
 
 PROBE_BYTES = 1024
@@ -186,7 +186,7 @@ async def _reach(
 ) -> Fault | None:
     place = urlsplit(url)
     host, port = place.hostname or "", place.port or 0
-    peer = next((n for n in all_nodes(cluster) if n.address == host), Node(host, host))
+    peer = next((n for n in cluster.nodes if n.address == host), Node(host, host))
     end = asyncio.get_running_loop().time() + limit
     while (reason := await connects(host, port, attempt)) is not None:
         if asyncio.get_running_loop().time() > end:

@@ -19,7 +19,6 @@ from mayfly_train import markers
 from mayfly_train.cluster import DEFAULT_PATH, Cluster, Node, load_cluster
 from mayfly_train.errors import BadInput, NodeError
 from mayfly_train.preflight.checks import resolve, surroundings_of
-from mayfly_train.preflight.edges import all_nodes
 from mayfly_train.preflight.node import TASK, Preflight
 from mayfly_train.supervise import ENDED_FILE
 
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def own_node(cluster: Cluster, name: str | None) -> Node:
     """This node among the cluster's, by name or by address. Raises BadInput."""
-    nodes = all_nodes(cluster)
+    nodes = cluster.nodes
     known = ", ".join(node.name for node in nodes)
     if name is not None:
         found = [node for node in nodes if node.name == name]

@@ -35,11 +35,6 @@ class Port:
     use: str
 
 
-def all_nodes(cluster: Cluster) -> tuple[Node, ...]:
-    """All nodes, workers first: a node's position is its rank."""
-    return cluster.workers + cluster.ps
-
-
 def ports_of(cluster: Cluster, node: Node) -> tuple[Port, ...]:
     """The ports of a node that others reach while the engine runs, first the one to meet at.
 
@@ -64,7 +59,7 @@ def targets_of(cluster: Cluster, node: Node) -> tuple[Node, ...]:
     Those are its neighbours, the next one in its all-reduce, and those that all talk to anyway:
     parameter servers and the first worker.
     """
-    nodes = all_nodes(cluster)
+    nodes = cluster.nodes
     if len(nodes) <= FULL_MESH_NODES:
         return tuple(other for other in nodes if other != node)
     wanted = {*_neighbours(nodes, node), *_central(cluster), _beside(cluster, node, 1)} - {node}
@@ -73,7 +68,7 @@ def targets_of(cluster: Cluster, node: Node) -> tuple[Node, ...]:
 
 def testers_of(cluster: Cluster, node: Node) -> tuple[Node, ...]:
     """The nodes that test a node: those that have it among their targets."""
-    nodes = all_nodes(cluster)
+    nodes = cluster.nodes
     if len(nodes) <= FULL_MESH_NODES or node in _central(cluster):
         return tuple(other for other in nodes if other != node)
     wanted = {*_neighbours(nodes, node), _beside(cluster, node, -1)} - {node}
@@ -82,7 +77,7 @@ def testers_of(cluster: Cluster, node: Node) -> tuple[Node, ...]:
 
 def ring_of(cluster: Cluster, node: Node) -> tuple[Node, ...]:
     """The nodes that a node makes an all-reduce with, in order: all, or a part of like size."""
-    nodes = all_nodes(cluster)
+    nodes = cluster.nodes
     parts = -(-len(nodes) // FULL_MESH_NODES)
     own = nodes.index(node) * parts // len(nodes)
     return tuple(other for n, other in enumerate(nodes) if n * parts // len(nodes) == own)

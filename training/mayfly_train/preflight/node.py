@@ -23,7 +23,6 @@ from mayfly_train.preflight.edges import (
     FULL_MESH_NODES,
     Fault,
     Offset,
-    all_nodes,
     clock_faults,
     name_faults,
     offset_of,
@@ -156,7 +155,7 @@ class Preflight:
         self.cluster, self.node, self.around = cluster, node, around
         self.limits = limits or Limits()
         self.clock = clock
-        nodes = all_nodes(cluster)
+        nodes = cluster.nodes
         self.targets = targets_of(cluster, node)
         self.names = {other.name: other for other in nodes if other != node}
         mesh = "full" if len(nodes) <= FULL_MESH_NODES else "neighbours"
