@@ -273,7 +273,7 @@ def test_one_node_alone_needs_nobody(tmp_path):
 
 def test_no_connection_is_left_that_keeps_a_program_from_the_port(lab):
     lab.pass_all()
-    for node in all_nodes(lab.cluster):
+    for node in lab.cluster.nodes:
         with socket.socket() as program:  # without SO_REUSEADDR
             program.bind((node.address, lab.port))
 
@@ -423,7 +423,7 @@ def test_a_namenode_that_is_closed_is_an_edge(lab):
     async def go():
         async with namenode() as urls:
             broken = {**urls, "namenode_http": f"http://127.0.0.1:{free_port()}"}
-            nodes = all_nodes(lab.cluster)
+            nodes = lab.cluster.nodes
             lab.clusters = {nodes[1].name: replace(lab.cluster, **broken)}
             return await lab.all()
 
