@@ -118,9 +118,14 @@ def serve(cluster: tf.train.ClusterSpec, job: str, index: int, threads: int) -> 
 def start_server(
     cluster: tf.train.ClusterSpec, job: str, index: int, threads: int
 ) -> tf.distribute.Server:
-    """TensorFlow's server of a task, which answers from now on."""
+    """TensorFlow's server of a task, which answers from now on.
+
+    A call keeps a thread while it waits for another one: a server with a single one, as on a node
+    of one core, hangs at the first step. So there is one for each worker, and another.
+    """
+    between = max(threads or len(os.sched_getaffinity(0)), cluster.num_tasks("worker") + 1)
     config = tf.compat.v1.ConfigProto(
-        intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
+        intra_op_parallelism_threads=threads, inter_op_parallelism_threads=between
     )
     return tf.distribute.Server(
         cluster, job_name=job, task_index=index, protocol="grpc", config=config

@@ -81,8 +81,10 @@ def main() -> int:
         train_with_the_others(args)
     except tf.errors.OpError as error:
         # No step is possible without all: whoever is left ends, and all start again.
-        first = str(error).strip().partition("\n")[0]
-        print(f"a step has failed: {type(error).__name__}: {first[:300]}", file=sys.stderr)
+        lines = str(error).strip().splitlines()
+        cause = next((line for line in lines if "aborted" in line.lower()), lines[0])
+        why = f"{type(error).__name__}: {cause.strip()[:200]}"
+        print(f"a step with the others has failed: {why}", file=sys.stderr, flush=True)
         return 1
     return 0
 
