@@ -239,7 +239,7 @@ def check(build_wheel, output: Path, framework: str = "tensorflow", jobs: int = 
 
 def test_what_the_build_will_use(build_wheel, toolbox, tmp_path):
     tools = check(build_wheel, tmp_path)
-    assert tools == build_wheel.Tools(str(toolbox / "c++"), "gcc 12.2.0", 2)  # 4000 MB // 1600
+    assert tools == build_wheel.Tools(str(toolbox / "c++"), "gcc 12.2.0", 2)  # 4000 MB // 1800
     assert check(build_wheel, tmp_path, jobs=1).jobs == 1
 
 
@@ -283,7 +283,7 @@ def test_pythons_headers_are_asked_for_where_pytorch_needs_them(
 
 
 @pytest.mark.parametrize(
-    ("memory_mb", "cores", "jobs"), [(1600, 8, 1), (1500, 8, 1), (6400, 2, 2), (6400, 8, 4)]
+    ("memory_mb", "cores", "jobs"), [(1800, 8, 1), (1500, 8, 1), (7200, 2, 2), (7200, 8, 4)]
 )
 def test_jobs_are_bounded_by_memory_and_cores(build_wheel, memory_mb, cores, jobs):
     assert build_wheel.choose_jobs(memory_mb, cores) == jobs

@@ -26,7 +26,7 @@ RECORD = "build.json"
 NOT_THERE = 3  # exit status of a fetch that found none yet
 # A failure that was told before the waiting began is one of an earlier try. Two nodes' clocks may
 # differ by less than this, in seconds.
-CLOCK_S = 30
+CLOCK_S = 5
 
 
 class NoWheel(NodeError):
