@@ -180,6 +180,14 @@ def test_a_lost_task_fails_the_run_that_needs_it(task, mode, phase):
         assert f"{task} on node {state.error['node']} has given no" in state.error["message"]
 
 
+def test_an_elastic_engine_goes_on_without_a_lost_worker():
+    nodes = {"worker": document()["nodes"]["worker"]}
+    run = cluster(engine="horovod", mode="sync", nodes=nodes)
+    state = follow(0, 60, run=run, worker_0=None)
+    assert (state.lost, state.phase) == (("worker-0",), TRAINING)
+    assert follow(0, 60, run=run, chief_0=None).phase == FAILED
+
+
 def test_a_lost_worker_that_is_back_is_not_lost():
     state = follow(0, 40, worker_0=None)
     assert follow(50, 50, state).lost == ()

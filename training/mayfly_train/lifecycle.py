@@ -21,6 +21,8 @@ TASK_RUNNING = "running"
 # Engines whose programs all tell their steps: without any, training has not started. Others' need
 # not print them, and then only max_duration and the tasks' own end say how it goes.
 TELL_STEPS = ("estimator",)
+# Synchronous engines that go on with the workers that are left.
+ELASTIC = ("horovod",)
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,8 @@ def _lost_for_good(
     state: RunState, seen: Seen, cluster: Cluster, now: float, limits: Limits
 ) -> RunState | None:
     """The failed state when a task is lost without which the run cannot go on, None otherwise."""
-    needed = (PS, CHIEF) if cluster.mode == "async" else (PS, CHIEF, WORKER)
+    elastic = cluster.mode == "async" or cluster.engine in ELASTIC
+    needed = (PS, CHIEF) if elastic else (PS, CHIEF, WORKER)
     for task, node in placement(cluster).items():
         gone = str(task) in state.lost and _silent(state, str(task), seen, now) > limits.stall
         if gone and task.kind in needed:
