@@ -2,7 +2,8 @@
 
 Usage: run.py [--all] [--keep] [--jobs N] [ROLE | ROLE/SCENARIO ...]
 
-Without arguments the `default` scenario of every role. The engine, the image and the
+Without arguments the `default` scenario of every role but `horovod`, whose wheel takes minutes to
+compile: name it, or give --all. The engine, the image and the
 network are those of `mayfly local up`, unless DOCKER_HOST and MAYFLY_NODE_IMAGE name others. What a
 scenario printed comes when it has ended. Ends with a table of times; exit status 1 when one failed.
 """
@@ -18,11 +19,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mayfly.local import platform
+from mayfly.local.image import with_extras
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "tests/molecule/base.yml"
 NETWORK = "mayfly-molecule"
 JOBS = 2  # half of a scenario's time is waiting for daemons and for SSH
+# Parts of the node image that only these need, and that cost minutes (mayfly.local.image).
+EXTRAS = {"horovod/": "horovod-tensorflow", "runtime/tensorflow2": "tensorflow2"}
+ON_DEMAND = ("horovod",)
 LONGEST = "trainer/"  # started first, so that nothing short waits for it at the end
 
 
@@ -36,7 +41,8 @@ def main() -> int:
     options = parser.parse_args()
     chosen = scenarios(options.names, every=options.all)
     chosen.sort(key=lambda name: not name.startswith(LONGEST))
-    environment = environment_of_molecule()
+    extras = [extra for start, extra in EXTRAS.items() if any(n.startswith(start) for n in chosen)]
+    environment = environment_of_molecule(extras)
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = pool.map(lambda name: run(name, environment, keep=options.keep), chosen)
         results = dict(zip(chosen, runs, strict=True))
@@ -54,7 +60,8 @@ def scenarios(names: list[str], every: bool) -> list[str]:
         for path in ROOT.glob("roles/*/molecule/*/molecule.yml")
     )
     chosen: list[str] = []
-    for name in names or sorted({scenario.split("/")[0] for scenario in known}):
+    roles = sorted({scenario.split("/")[0] for scenario in known})
+    for name in names or [role for role in roles if every or role not in ON_DEMAND]:
         only = name if "/" in name else f"{name}/default"
         matches = [s for s in known if s.startswith(f"{name}/")] if every else [only]
         if not set(matches) <= set(known) or not matches:
@@ -63,7 +70,7 @@ def scenarios(names: list[str], every: bool) -> list[str]:
     return chosen
 
 
-def environment_of_molecule() -> dict[str, str]:
+def environment_of_molecule(extras: list[str]) -> dict[str, str]:
     """Variables for molecule: engine, image, network, and only this checkout's collection."""
     scripts = Path(sys.executable).parent
     environment = {
@@ -75,7 +82,10 @@ def environment_of_molecule() -> dict[str, str]:
     }
     if {"DOCKER_HOST", "MAYFLY_NODE_IMAGE"} <= environment.keys():
         return environment | {"MAYFLY_MOLECULE_NETWORK": own_network(environment)}
-    started = platform.up(lambda message: print(message, file=sys.stderr, flush=True))
+    wanted = with_extras(os.environ, extras)
+    started = platform.up(
+        lambda message: print(message, file=sys.stderr, flush=True), environ=wanted
+    )
     return environment | {
         "DOCKER_HOST": started.docker_host,
         "MAYFLY_NODE_IMAGE": started.image,

@@ -15,18 +15,18 @@ from typing import Any
 
 from machine import ROOT, docker, mayfly, nodes
 
+from mayfly.engines import ESTIMATOR
 from mayfly.local.platform import LocalPlatform
+from mayfly_train import topology
+from mayfly_train.cluster import parse_cluster
+from mayfly_train.lifecycle import CHIEF_TASK
 
 CLUSTER = "/etc/mayfly/cluster.json"
 ENDED = ("succeeded", "failed")
-TASKS = {
-    "ps-0": ["ps-0"],
-    "worker-0": ["chief-0", "evaluator-0"],
-    "worker-1": ["worker-0"],
-}
 PROGRAMS = "/opt/mayfly/programs"
 # What a small training still tells: a line of progress and a checkpoint every few seconds.
-QUICK = {"log_steps": 5, "checkpoint_seconds": 5, "eval_seconds": 20, "batch_size": 32}
+TOLD = {"log_steps": 5, "checkpoint_seconds": 5, "batch_size": 32}
+QUICK = {**TOLD, "eval_seconds": 20}  # of the estimator's program
 
 # On a node: disks below /var that `fill` has mounted, and units that `stop_for_good` has masked.
 HEAL = """
@@ -42,12 +42,12 @@ done
 Document = dict[str, Any]
 
 
-def deploy(platform: LocalPlatform, bucket: Any) -> Lab:
-    """Deploy one ps and two workers with a training of a few steps, and keep the nodes."""
+def deploy(platform: LocalPlatform, bucket: Any, engine: str = ESTIMATOR, *more: str) -> Lab:
+    """Deploy two workers with a training of a few steps, and keep the nodes."""
     before = set(nodes(platform))
     outcome = mayfly(
-        *("deploy", "--cloud", "local", "--ps", "1", "--workers", "2", "--keep", "--json"),
-        *("--name", "faults", "--set", "trainer.steps=20", "--set", "limits.idle=4h"),
+        *("deploy", "--cloud", "local", "--engine", engine, "--workers", "2", "--keep", "--json"),
+        *("--name", "faults", "--set", "trainer.steps=20", "--set", "limits.idle=4h", *more),
     )
     run_id = outcome.document.get("run")
     try:
@@ -80,6 +80,8 @@ class Lab:
     uri: str
     containers: dict[str, str]
     names: dict[str, str] = field(default_factory=dict)
+    document: Document = field(default_factory=dict)
+    tasks: dict[str, list[str]] = field(default_factory=dict)
     trainings: int = 0
     cut: dict[str, list[Document]] = field(default_factory=dict)
 
@@ -88,14 +90,15 @@ class Lab:
         for container in made:
             if not self._exec(container, f"cat {CLUSTER} | grep {self.run_id}", check=False):
                 continue  # another cluster's
-            document = json.loads(self._exec(container, f"cat {CLUSTER}"))
+            document = self.document = json.loads(self._exec(container, f"cat {CLUSTER}"))
             own = self._exec(container, "hostname -I").split()
             for kind in ("ps", "worker"):
                 for index, node in enumerate(document["nodes"][kind]):
                     if node["address"] in own:
                         self.containers[f"{kind}-{index}"] = container
                         self.names[f"{kind}-{index}"] = node["name"]
-        assert set(self.containers) == set(TASKS), self.containers
+        count = sum(len(members) for members in self.document["nodes"].values())
+        assert len(self.containers) == count, self.containers
 
     def sh(self, node: str, script: str, check: bool = True, user: str = "root") -> str:
         """Run a shell script on a node; its standard output."""
@@ -120,19 +123,33 @@ class Lab:
     def train(self, steps: int = 300, mode: str = "async", **cluster_changes: Any) -> Training:
         """Start a further run on these nodes; `cluster_changes` are keys of cluster.json."""
         self.heal()
-        for node, tasks in TASKS.items():
-            self.sh(node, f"systemctl stop {' '.join(_units(node, tasks))}")
+        for node in self.containers:
+            self.sh(node, "systemctl stop 'mayfly-task@*' mayfly-run", check=False)
         self.trainings += 1
         run = f"{self.run_id[:32]}-f{self.trainings}-{int(time.time()) % 100_000}"
         uri = f"{self.uri.rpartition('/')[0]}/{run}"
         changes = {"run": run, "run_uri": uri, "steps": steps, "mode": mode, **cluster_changes}
-        for node, tasks in TASKS.items():
+        for node in self.containers:
             self._prepare(node, changes)
-            self.sh(node, f"systemctl reset-failed {' '.join(_units(node, tasks))}", check=False)
-        started = tasks_by_node(str(changes.get("engine", "estimator")))
-        for node, tasks in started.items():
-            self.sh(node, f"systemctl start --no-block {' '.join(_units(node, tasks))}")
+            self.sh(node, "systemctl reset-failed", check=False)
+        self.tasks = self._tasks(str(changes.get("engine", self.document["engine"])))
+        for node, tasks in self.tasks.items():
+            units = [f"mayfly-task@{task}" for task in tasks]
+            units += ["mayfly-run"] if CHIEF_TASK in tasks else []
+            self.sh(node, f"systemctl start --no-block {' '.join(units)}")
         return Training(self, run, uri)
+
+    def _tasks(self, engine: str) -> dict[str, list[str]]:
+        """The tasks of an engine's run by the lab's nodes."""
+        cluster = parse_cluster({**self.document, "engine": engine})
+        return {
+            node: [str(task) for task in topology.tasks_of(cluster, name)]
+            for node, name in self.names.items()
+        }
+
+    def node_of(self, task: str) -> str:
+        """The node that runs a task."""
+        return next(node for node, tasks in self.tasks.items() if task in tasks)
 
     def program(self, name: str, **args: Any) -> Document:
         """A built-in program, put on all nodes, as the topology document has it."""
@@ -140,8 +157,7 @@ class Lab:
             file = f"{name}.py"
             docker(self.platform, "cp", str(ROOT / "training/programs" / file), f"{container}:/var")
             self._exec(container, f"mv /var/{file} {PROGRAMS}/{file}")
-        told = {"log_steps": QUICK["log_steps"], "batch_size": QUICK["batch_size"]}
-        return {"path": f"{PROGRAMS}/{name}.py", "directory": PROGRAMS, "args": {**told, **args}}
+        return {"path": f"{PROGRAMS}/{name}.py", "directory": PROGRAMS, "args": {**TOLD, **args}}
 
     def _prepare(self, node: str, changes: Document) -> None:
         """Write the topology document of a further run, and forget the last one's tasks."""
@@ -209,7 +225,8 @@ class Lab:
         for node in self.containers:
             self.link(node, up=True)
             self.sh(node, HEAL)
-        self.sh("ps-0", "systemctl start hdfs-namenode")
+        first = "ps-0" if "ps-0" in self.containers else "worker-0"
+        self.sh(first, "systemctl start hdfs-namenode")
         for node in self.containers:
             self.sh(node, "systemctl start hdfs-datanode")
 
@@ -271,28 +288,11 @@ class Training:
         """The process id, on its node, of the program that a task runs or will run soon."""
         find = f"pgrep -P $(systemctl show -P MainPID mayfly-task@{task}) || true"
         end = time.monotonic() + seconds
-        while not (found := self.lab.sh(node_of(task), find).split()):
+        while not (found := self.lab.sh(self.lab.node_of(task), find).split()):
             assert time.monotonic() < end, f"{task} runs no program"
             time.sleep(0.2)
         return int(found[0])
 
     def kill(self, task: str, signal: str = "KILL") -> None:
         """Send a signal to the program that a task runs, not to its supervisor."""
-        self.lab.sh(node_of(task), f"kill -{signal} {self.pid(task)}")
-
-
-def tasks_by_node(engine: str) -> dict[str, list[str]]:
-    """The tasks of an engine's run on the lab's nodes."""
-    if engine == "estimator":
-        return TASKS
-    return {node: [task for task in tasks if task[:4] != "eval"] for node, tasks in TASKS.items()}
-
-
-def node_of(task: str) -> str:
-    """The lab's node that runs a task."""
-    return next(node for node, tasks in TASKS.items() if task in tasks)
-
-
-def _units(node: str, tasks: list[str]) -> list[str]:
-    units = [f"mayfly-task@{task}" for task in tasks]
-    return [*units, "mayfly-run"] if node == "worker-0" else units
+        self.lab.sh(self.lab.node_of(task), f"kill -{signal} {self.pid(task)}")

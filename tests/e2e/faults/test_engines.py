@@ -14,7 +14,7 @@ STEPS = 300
 
 def serve(lab) -> Any:
     """Start a run of TensorFlow's own servers."""
-    program = lab.program("cifar10_server", checkpoint_seconds=5)
+    program = lab.program("cifar10_server")
     return lab.train(steps=STEPS, engine="tf-server", program=program, program_args={})
 
 
