@@ -1,7 +1,6 @@
 """Horovod's launcher: who gets which rank, the store, the meeting, and whole runs of fake ranks.
 
-Horovod itself is not among the tools for tests; that ranks meet in this store is seen in
-tests/e2e. Here a rank is a small script.
+Horovod itself is not among the tools for tests: here a rank is a small script.
 """
 
 from __future__ import annotations
@@ -85,6 +84,25 @@ def test_exit_codes_in_words():
     assert told(3) == "ended with exit code 3"
     assert told(-9) == "was killed by SIGKILL"
     assert told(-99) == "was killed by signal 99"
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("127.0.1.1", " — n2 is 127.0.1.1, which others cannot reach: correct /etc/hosts"),
+        ("10.0.0.2", ""),
+        (None, " — n2 has no address: write the node's into /etc/hosts"),
+    ],
+)
+def test_a_name_that_means_loopback_is_told(monkeypatch, address, hint):
+    def lookup(_name: str) -> str:
+        if address is None:
+            raise OSError
+        return address
+
+    monkeypatch.setattr(horovod_launch.socket, "gethostname", lambda: "n2")
+    monkeypatch.setattr(horovod_launch.socket, "gethostbyname", lookup)
+    assert horovod_launch.loopback_hint() == hint
 
 
 # --- the store ---------------------------------------------------------------------------------
@@ -268,6 +286,15 @@ def test_a_launcher_that_was_started_again_ends_the_generation(capsys):
     room.all_say(nodes="ac")
     assert room.says("b", READY, launcher="L2")["do"] == START
     assert "the launcher on node b was started again" in capsys.readouterr().out
+
+
+def test_it_is_the_cause_even_when_its_end_was_told_by_others_first(capsys):
+    room = Room()
+    key = room.proves()["generation"]
+    room.says("a", FAILED, key, code=1, cause="rank 0 on node a ended with exit code 1")
+    room.all_say(nodes="ac")
+    room.says("b", READY, launcher="L2")
+    assert "(1/3): the launcher on node b was started again" in capsys.readouterr().out
 
 
 def test_a_node_that_is_lost_is_left_out_and_not_let_in_again(tmp_path, capsys):

@@ -1,7 +1,4 @@
-"""Parts of the Horovod programs that need neither Horovod nor a framework.
-
-How they train is seen in tests/e2e.
-"""
+"""Parts of the Horovod programs that need neither Horovod nor a framework."""
 
 from __future__ import annotations
 

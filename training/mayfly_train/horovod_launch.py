@@ -27,6 +27,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -333,14 +334,16 @@ class Meeting:
             str(message["state"]),
             str(message["generation"]),
         )
-        self._seen[name] = said
+        before, self._seen[name] = self._seen.get(name), said
         generation = self._generation
         if generation is None:
+            if before is not None and before.launcher != said.launcher:
+                self._causes.append(_restarted(name))
             if said.state == FAILED and said.generation == self._key():
                 self._causes.append(_cause(message))  # of the last one's: it comes a little later
             return
         if said.launcher != generation.launchers[name]:
-            self._stop(Cause(f"the launcher on node {name} was started again", explains=True))
+            self._stop(_restarted(name))
         elif said.generation == generation.key and said.state == FINISHED:
             generation.finished.add(name)
         elif said.generation == generation.key and said.state == FAILED:
@@ -504,6 +507,10 @@ def _cause(message: Mapping[str, Any]) -> Cause:
     return Cause(str(message.get("cause")), explains=code < 0 or code == BAD_COMMAND, code=code)
 
 
+def _restarted(name: str) -> Cause:
+    return Cause(f"the launcher on node {name} was started again", explains=True)
+
+
 class Memory:
     """Which nodes were left out, in a file: the first node's launcher may be started again.
 
@@ -592,7 +599,8 @@ class Ranks:
         codes = [process.poll() for process in self._processes]
         for place, code in zip(self._places, codes):
             if code:
-                return FAILED, code, f"rank {place.rank} on node {place.node} {told(code)}"
+                hint = loopback_hint() if code == -signal.SIGABRT and place.cross_size > 1 else ""
+                return FAILED, code, f"rank {place.rank} on node {place.node} {told(code)}{hint}"
         return (FINISHED if None not in codes else RUNNING), OK, ""
 
     def stop(self, kill_after: float) -> None:
@@ -620,6 +628,23 @@ def told(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
+
+
+def loopback_hint() -> str:
+    """What to do where this node's name means loopback; nothing elsewhere.
+
+    Horovod 0.28.1 opens its second set of connections at the address of the host's name, whatever
+    HOROVOD_GLOO_IFACE says (`gloo_iface_` in gloo_context.cc, InitializeForProcessSet), and aborts
+    when the others cannot reach it.
+    """
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return f" — {name} has no address: write the node's into /etc/hosts"
+    if not address.startswith("127."):
+        return ""
+    return f" — {name} is {address}, which others cannot reach: correct /etc/hosts"
 
 
 def rank_environment(
@@ -835,6 +860,8 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # The modules beside this one must not hide others of their names.
+    sys.path[:] = [path for path in sys.path if Path(path) != Path(__file__).parent]
     if sys.argv[1:] == ["--probe"]:
         probe()
     sys.exit(main(sys.argv[1:]))

@@ -227,8 +227,7 @@ def horovod(cluster: Cluster, task: Task, look: Look) -> Launch:
     Nodes run no commands on each other: see `horovod_launch`, which the runtime's Python runs.
     """
     machine = look(cluster.workers[0].address)
-    # Isolated (-I), else this package's modules would hide others of their names.
-    words = [cluster.python, "-I", "-u", str(HOROVOD_LAUNCHER), "--run", cluster.run]
+    words = [cluster.python, str(HOROVOD_LAUNCHER), "--run", cluster.run]
     for node in cluster.workers:
         words += ["--node", f"{node.name}={node.address}"]
     words += ["--me", topology.node_of(cluster, task).name, "--port", str(cluster.port)]
