@@ -20,6 +20,17 @@ SOURCES = {
     "CMakeLists.txt": "project(horovod CXX)\nset(CMAKE_CXX_STANDARD 14)\n"
     "    add_subdirectory(third_party/gloo)\n",
     "horovod/torch/CMakeLists.txt": "    set(CMAKE_CXX_STANDARD 14)\n",
+    "horovod/common/gloo/gloo_context.cc": """
+  device_attr.iface = gloo_iface_;
+  auto dev = CreateDevice(device_attr);
+  global_ctx = ctx;
+
+  device_attr.iface = gloo_iface_;
+  device_attr.ai_family = AF_UNSPEC;
+  auto dev = CreateDevice(device_attr);
+
+  global_ctx = global_context.ctx;
+""",
 }
 # Stands in for Horovod's setup.py: says what it was given, and leaves a wheel or fails.
 SETUP = """

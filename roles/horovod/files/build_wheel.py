@@ -38,7 +38,7 @@ from typing import Any
 
 HOROVOD = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-RECIPE = 1  # one more whenever flags, patches or tools change, so that older wheels are left aside
+RECIPE = 2  # one more whenever flags, patches or tools change, so that older wheels are left aside
 # setuptools 70 and newer cannot run Horovod's setup.py. pip checks the hashes.
 BUILD_TOOLS = {
     "setuptools==69.5.1": "c636ac361bc47580504644275c9ad802c50415c7522212252c033bd15f301f32",
@@ -67,7 +67,22 @@ GLOO_WHEN_LINKED: Patch = (
     "add_subdirectory(third_party/gloo)",
     "add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)",
 )
-ALL_NEED = (NO_SYMBOLS, GLOO_WHEN_LINKED)
+# Horovod forgets HOROVOD_GLOO_IFACE in its second mesh, which then uses what the host's name means:
+# ranks on different nodes abort where /etc/hosts maps it to 127.0.1.1, as Debian's does.
+ONE_INTERFACE: Patch = (
+    "horovod/common/gloo/gloo_context.cc",
+    """  device_attr.iface = gloo_iface_;
+  device_attr.ai_family = AF_UNSPEC;
+  auto dev = CreateDevice(device_attr);
+
+  global_ctx""",
+    """  device_attr.iface = global_context.gloo_iface_;
+  device_attr.ai_family = AF_UNSPEC;
+  auto dev = CreateDevice(device_attr);
+
+  global_ctx""",
+)
+ALL_NEED = (NO_SYMBOLS, GLOO_WHEN_LINKED, ONE_INTERFACE)
 
 
 @dataclass(frozen=True)
