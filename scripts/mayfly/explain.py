@@ -66,6 +66,7 @@ def example(spec: ClusterSpec) -> Cluster:
                 "args": trainer.args,
                 "command": list(trainer.command or ()) if trainer.engine == COMMAND else [],
             },
+            "environment": trainer.environment,
             "python": "/opt/mayfly/runtime/bin/python",
             "max_duration_s": spec.limits.max_duration,
             "tensorboard": spec.tensorboard,

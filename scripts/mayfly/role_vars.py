@@ -59,6 +59,7 @@ def _trainer(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         "trainer_batch_size": trainer.batch_size,
         **_program(spec),
         **({"trainer_command": list(trainer.command)} if trainer.command else {}),
+        **({"trainer_environment": trainer.environment} if trainer.environment else {}),
         "trainer_args": trainer.args,
         "trainer_max_duration_s": spec.limits.max_duration,
         "trainer_tensorboard": spec.tensorboard,

@@ -65,6 +65,7 @@ _GIT = re.compile(
     r"(?:@(?P<ref>\w[\w./-]*))?"
 )
 _TEMPLATE_MARKS = ("{{", "{%", "{#", "@input.")
+_SECRET_NAME = re.compile(r"SECRET|PASSW|TOKEN|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
 _URL_USER = re.compile(r"(?<=://)[^/@\s]*@")
 
 
@@ -164,6 +165,23 @@ Command = Annotated[
     AfterValidator(_command_words),
     WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
 ]
+
+
+def _environment(value: object) -> object:
+    """Variables as text; one that looks like a secret's is refused, for it would be written."""
+    if not isinstance(value, dict):
+        return value
+    for name, text in value.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise ValueError(f"{name!r} is not a variable's name: use letters, digits and _")
+        if _SECRET_NAME.search(str(name)):
+            raise ValueError(f"{name} looks like a secret, and would be written into the RADL")
+        if not isinstance(text, Scalar):
+            raise ValueError(f"{name} must be text, a number, true or false")
+        _plain(text)
+    return {name: str(text) for name, text in value.items()}
+
+
 Duration = Annotated[
     int,
     BeforeValidator(parse_duration),
@@ -266,6 +284,10 @@ class Trainer(Model):
     text that bash reads. The cluster is in its environment."""
     steps: int = Field(default=1600, ge=1)
     """Global steps: all workers together, so samples seen do not depend on their number."""
+    environment: Annotated[dict[str, str], BeforeValidator(_environment)] = Field(
+        default_factory=dict
+    )
+    """Variables for the program's environment. It is written into the RADL: no secrets."""
     args: Annotated[dict[str, Any], WithJsonSchema(_ARGS_SCHEMA)] = Field(default_factory=dict)
     """Further arguments: `key_name: value` becomes `--key-name value`, true becomes the bare flag,
     a list repeats the flag. `batch_size` also turns steps into samples (128 when absent, 64 for

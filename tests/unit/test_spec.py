@@ -434,3 +434,23 @@ def test_a_command_goes_with_its_engine():
 )
 def test_what_does_not_go_with_the_engine(settings, message):
     assert message in error(**settings)
+
+
+def test_the_environment_is_text():
+    spec = load(trainer__environment={"MAYFLY_MIN_NODES": 2, "DEBUG": True})
+    assert spec.trainer.environment == {"MAYFLY_MIN_NODES": "2", "DEBUG": "True"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"A-B": 1}, "is not a variable's name"),
+        ({"AWS_SECRET_ACCESS_KEY": "x"}, "looks like a secret"),
+        ({"HF_TOKEN": "x"}, "looks like a secret"),
+        ({"A": [1]}, "must be text, a number"),
+        ({"A": "{{ x }}"}, "nodes would expand it"),
+        (["A"], "must be a mapping"),
+    ],
+)
+def test_environments_that_are_refused(environment, message):
+    assert message in error(trainer__environment=environment)
