@@ -18,21 +18,22 @@ from faults import lab as kept  # noqa: E402
 from machine import nodes  # noqa: E402
 
 import testenv  # noqa: E402 (the path must be set before)
+from mayfly.engines import ESTIMATOR  # noqa: E402
 from mayfly.local import platform as local  # noqa: E402
 
 
 @contextlib.contextmanager
-def deploy() -> Iterator[kept.Lab]:
-    """One ps and two workers, without any training, destroyed at the end.
+def deploy(engine: str = ESTIMATOR, bucket: Any = None) -> Iterator[kept.Lab]:
+    """Two workers, and a ps where the engine has one, without any training; destroyed at the end.
 
     MAYFLY_TEST_LAB may name a run whose kept nodes are used and left, for several benches in a row.
     """
     os.environ.update(testenv.environment())
     platform = local.up(note)
     if run_id := os.environ.get("MAYFLY_TEST_LAB"):
-        yield kept.attach(platform, None, run_id, nodes(platform))
+        yield kept.attach(platform, bucket, run_id, nodes(platform))
         return
-    lab = kept.deploy(platform, None)
+    lab = kept.deploy(platform, bucket, engine)
     try:
         yield lab
     finally:

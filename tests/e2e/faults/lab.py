@@ -132,18 +132,20 @@ class Lab:
         for node in self.containers:
             self._prepare(node, changes)
             self.sh(node, "systemctl reset-failed", check=False)
-        self.tasks = self._tasks(str(changes.get("engine", self.document["engine"])))
+        self.tasks = self._tasks(cluster_changes)
         for node, tasks in self.tasks.items():
+            if not tasks:
+                continue
             units = [f"mayfly-task@{task}" for task in tasks]
             units += ["mayfly-run"] if CHIEF_TASK in tasks else []
             self.sh(node, f"systemctl start --no-block {' '.join(units)}")
         return Training(self, run, uri)
 
-    def _tasks(self, engine: str) -> dict[str, list[str]]:
-        """The tasks of an engine's run by the lab's nodes."""
-        cluster = parse_cluster({**self.document, "engine": engine})
+    def _tasks(self, changes: Document) -> dict[str, list[str]]:
+        """The tasks by the lab's nodes; a run may be on some of them."""
+        placed = topology.placement(parse_cluster({**self.document, **changes}))
         return {
-            node: [str(task) for task in topology.tasks_of(cluster, name)]
+            node: [str(task) for task, where in placed.items() if where.name == name]
             for node, name in self.names.items()
         }
 
