@@ -80,6 +80,15 @@ def test_a_run_that_is_taken_up_from_a_checkpoint_has_lost_nothing():
     assert account(Redone(), Progress(step=700, restores=1, restored_step=700), []).steps == 0
 
 
+def test_a_first_start_from_step_0_has_lost_nothing_though_others_are_ahead():
+    begun = Progress(step=100, restores=1, restored_step=0)
+    redone = account(Redone(), begun, [100], first_start=True)
+    assert redone == Redone(steps=0, reached=100, restores=1)
+    # Its second start is another matter, and so is a step that was told before.
+    assert account(redone, Progress(step=0, restores=2, restored_step=0), [120]).steps == 120
+    assert account(Redone(), begun, [100]).steps == 100
+
+
 def test_a_program_of_any_engine_tells_in_our_own_form():
     lines = [
         "progress: restored_step=937",

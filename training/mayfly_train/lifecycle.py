@@ -186,7 +186,7 @@ def _with_progress(state: RunState, seen: Seen, now: float) -> RunState:
     if chief is None:
         return state
     trainers = [h.progress.step or 0 for n, h in seen.heartbeats.items() if n != EVALUATOR_TASK]
-    redone = account(state.redone, chief.progress, trainers)
+    redone = account(state.redone, chief.progress, trainers, chief.attempt == 1)
     step = chief.progress.step
     if step is None:
         return replace(state, redone=redone)

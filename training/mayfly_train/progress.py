@@ -102,15 +102,21 @@ class Redone:
     restores: int = 0
 
 
-def account(redone: Redone, chief: Progress, others: Iterable[int]) -> Redone:
+def account(
+    redone: Redone, chief: Progress, others: Iterable[int], first_start: bool = False
+) -> Redone:
     """The account after the chief's newest state; `others` are the other trainers' last steps.
+
+    Programs with lines of our own tell a restored step 0 at their first start, too: there nothing
+    was lost, though others may have made steps by the time that it is seen.
 
     The chief may be dead while the others go on, so at a rewind the furthest of all counts. After
     it only the chief counts: what the others said last may be from before. Steps are known from
     logs, so the account can miss what was done after the last logged step.
     """
     if chief.restores > redone.restores and chief.restored_step is not None:
-        furthest = max([redone.reached, *others])
+        begins = first_start and chief.restores == 1 and not (redone.reached or chief.restored_step)
+        furthest = 0 if begins else max([redone.reached, *others])
         lost = max(0, furthest - chief.restored_step)
         step = max(chief.restored_step, chief.step or 0)
         return Redone(redone.steps + lost, step, chief.restores)
