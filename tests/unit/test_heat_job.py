@@ -154,6 +154,12 @@ def test_a_job_file_gives_what_heat_needs(tmp_path):
             "  engine: estimator\n  program: git+https://h/x.git\n  entrypoint: t.py\n",
             "engine: torch",
         ),
+        ("  engine: command\n  command: ls\n  program: git+https://h/x.git\n", "engine: torch"),
+        (
+            "  engine: torch\n  program: git+https://h/x.git\n  entrypoint: t.py\n"
+            "  environment: {LEVEL: 1}\n",
+            "has LEVEL, which Heat's nodes do not get",
+        ),
     ],
 )
 def test_a_job_that_heat_cannot_run_is_refused(tmp_path, trainer, says):

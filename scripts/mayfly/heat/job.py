@@ -259,10 +259,15 @@ def job_file_values(file: Path, environ: Mapping[str, str]) -> dict[str, Any]:
             f"trainer.program is {trainer.program!r}, which Heat's nodes do not have",
             "give a Git repository: git+https://host/repository.git",
         )
-    if trainer.engine not in ("torch", "command"):
+    if trainer.engine != "torch":
         raise UserError(
-            f"trainer.engine is {trainer.engine!r}, and Heat's nodes have no parameter servers",
+            f"trainer.engine is {trainer.engine!r}, and Heat's nodes run PyTorch alone",
             "set trainer.engine: torch",
+        )
+    if trainer.environment:
+        raise UserError(
+            f"trainer.environment has {', '.join(trainer.environment)}, which Heat's nodes do not get",
+            "let the program set it, or give it as an argument",
         )
     source = parse_git(trainer.program)
     return {
