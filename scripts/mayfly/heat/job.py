@@ -265,8 +265,9 @@ def job_file_values(file: Path, environ: Mapping[str, str]) -> dict[str, Any]:
             "set trainer.engine: torch",
         )
     if trainer.environment:
+        names = ", ".join(trainer.environment)
         raise UserError(
-            f"trainer.environment has {', '.join(trainer.environment)}, which Heat's nodes do not get",
+            f"trainer.environment has {names}, which Heat's nodes do not get",
             "let the program set it, or give it as an argument",
         )
     source = parse_git(trainer.program)
