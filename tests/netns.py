@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import resource
-import shutil
 import socket
 import subprocess
 import sys
@@ -32,16 +31,6 @@ from mayfly_train.cluster import Cluster, Node  # noqa: E402
 from mayfly_train.preflight import checks  # noqa: E402
 from mayfly_train.preflight.checks import Surroundings  # noqa: E402
 from mayfly_train.preflight.node import Limits, Preflight  # noqa: E402
-
-
-def usable() -> bool:
-    """Whether namespaces can be made here."""
-    if os.geteuid() != 0 or not shutil.which("ip"):
-        return False
-    probe = f"mf{os.getpid()}-probe"
-    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "delete", probe], capture_output=True, check=False)
-    return made.returncode == 0
 
 
 def addresses(count: int) -> list[str]:
