@@ -55,6 +55,8 @@ FILES = {
 }
 IMAGES_HEADER, LABELS_HEADER = 16, 8  # bytes before the data in IDX files of 3 and 1 dimensions
 KEEP = 2  # checkpoints
+# Debian 12's Python is older than the filter; we wrote what is unpacked.
+SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 # No worker waits for work while the coordinator takes in results.
 CALLS_PER_WORKER = 3
 PATIENCE_S = 600.0  # nodes are not configured at the same time
@@ -418,7 +420,7 @@ class Keeper:
             with tempfile.TemporaryDirectory() as scratch:
                 try:
                     with tarfile.open(fileobj=io.BytesIO(fs.cat_file(path))) as archive:
-                        archive.extractall(scratch, filter="data")
+                        archive.extractall(scratch, **SAFELY)
                 except (OSError, tarfile.TarError):
                     continue
                 self._read(f"{scratch}/checkpoint", path)

@@ -47,6 +47,8 @@ FILES = {
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 KEEP = 2  # checkpoints
+# Debian 12's Python is older than the filter; we wrote what is unpacked.
+SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 # A replica that is silent for so long has failed; saving on the chief's disk takes a part of it.
 SILENT_S = 30.0
 _CHECKPOINT = re.compile(r"step=(\d+)\.tar$")
@@ -318,7 +320,7 @@ class Keeper:
             with tempfile.TemporaryDirectory() as scratch:
                 try:
                     with tarfile.open(fileobj=io.BytesIO(fs.cat_file(path))) as archive:
-                        archive.extractall(scratch, filter="data")
+                        archive.extractall(scratch, **SAFELY)
                 except (OSError, tarfile.TarError):
                     continue
                 self._read(f"{scratch}/checkpoint", path)
