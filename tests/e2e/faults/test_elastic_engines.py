@@ -1,7 +1,7 @@
 """Horovod and current TensorFlow's strategies: a kill of each kind of task, on nodes of their own.
 
-Slow: an engine's nodes take minutes, and its part of the node image once more. What happened and
-how long it took is printed, for docs/engines.md.
+Slow: an engine's nodes take minutes, and its part of the node image once more. What happened is
+printed, for docs/engines.md.
 """
 
 from __future__ import annotations
@@ -56,11 +56,8 @@ def test_a_task_is_killed(labs, engine, task, platform, bucket):
     lab = lab_of(labs, engine, platform, bucket)
     program = lab.program(PROGRAMS[engine])
     run = lab.train(steps=STEPS, mode=lab.document["mode"], program=program)
-    before = run.at_step(1000)["global_step"]
-    began = time.monotonic()
+    run.at_step(1000)
     run.kill(task)
-    run.wait_until(lambda status: status["global_step"] > before + 500, 240)
-    again = time.monotonic() - began
     status = run.end(600)
     assert status["state"] == "succeeded", status["error"]
     assert status["samples_seen"] == status["global_step"] * BATCH
@@ -68,8 +65,7 @@ def test_a_task_is_killed(labs, engine, task, platform, bucket):
     assert status["accuracy"] > 0.8
     redone = (status["samples_processed"] - status["samples_seen"]) // BATCH
     attempts = {name: one["attempts"] for name, one in status["tasks"].items()}
-    print(json.dumps({"engine": engine, "killed": task, "steps_again_after_s": round(again, 1),
-                      "redone_steps": redone, "attempts": attempts}))  # fmt: skip
+    print(json.dumps({"engine": engine, "killed": task, "redone": redone, "attempts": attempts}))
 
 
 def test_horovod_goes_on_without_a_node(labs, platform, bucket):
