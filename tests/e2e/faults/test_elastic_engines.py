@@ -7,7 +7,6 @@ printed, for docs/engines.md.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -71,12 +70,8 @@ def test_a_task_is_killed(labs, engine, task, platform, bucket):
 def test_horovod_goes_on_without_a_node(labs, platform, bucket):
     lab = lab_of(labs, "horovod", platform, bucket)
     run = lab.train(steps=STEPS, mode="sync", program=lab.program(PROGRAMS["horovod"]))
-    before = run.at_step(1000)["global_step"]
-    began = time.monotonic()
+    run.at_step(1000)
     lab.stop_for_good("worker-1", "mayfly-task@worker-0")
-    run.wait_until(lambda status: status["global_step"] > before + 500, 240)
-    again = time.monotonic() - began
     status = run.end(600)
     assert status["state"] == "succeeded", status["error"]
     assert status["global_step"] == STEPS
-    print(json.dumps({"engine": "horovod", "gone": "worker-0", "steps_again_after_s": again}))
