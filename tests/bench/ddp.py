@@ -8,6 +8,9 @@ Usage: ddp.py [REPEATS] [EPOCHS]. On a kept cluster of two workers, each on a co
   equal_per_node  two nodes, 64 on each: half as many steps with twice the batch
   resnet_one      cifar10_torch.py (ResNet-8), one node, one epoch in batches of 128
   resnet_two      two nodes, the same batches, half of each on a node
+  mlp_apart, resnet_apart
+                  both nodes at once, each by itself with the half batches of `equal_batch` and
+                  `resnet_two`: what is left without any communication, the ceiling of DDP here
 
 A step of the MLP takes about as long as its all-reduce, one of the ResNet a hundred times as long.
 Rates leave out the start and the first lines of progress; `efficiency` is examples/s over twice
@@ -26,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,18 +54,27 @@ class Way:
     nodes: int
     batch: int = 64
     program: str = "mnist_lightning.py"
-    options: str = ""
+    per_process: bool = False  # each process takes its own batch, a step all of them
     epochs: int | None = None  # None: as many as the bench is told
     beside: str = "one"  # the way on one node that it is compared with
+    apart: bool = False  # each node trains by itself, in steps of half the batch
+
+    def batch_flags(self, batch: int) -> str:
+        """The program's flags for steps of `batch` samples in all."""
+        if self.per_process:
+            return f"--batch-size {batch // self.nodes} --batch-per-process"
+        return f"--batch-size {batch}"
 
 
 RESNET = "cifar10_torch.py"
 WAYS = {
     "one": Way(1),
     "equal_batch": Way(2),
-    "equal_per_node": Way(2, batch=128, options="--batch-per-process"),
+    "equal_per_node": Way(2, batch=128, per_process=True),
     "resnet_one": Way(1, batch=128, program=RESNET, epochs=1),
     "resnet_two": Way(2, batch=128, program=RESNET, epochs=1, beside="resnet_one"),
+    "mlp_apart": Way(2, apart=True),
+    "resnet_apart": Way(2, batch=128, program=RESNET, epochs=1, beside="resnet_one", apart=True),
 }
 
 
@@ -112,14 +125,26 @@ class Cluster:
     addresses: list[str]
 
     def train(self, way: Way, epochs: int) -> dict[str, Any]:
-        """Train once; figures of the first node."""
+        """Train once; figures of the first node, rates of all."""
         for name in self.containers:
             self._command(name, f"rm -rf {BENCH}/job")
+        ranks = list(range(way.nodes))
+        if not way.apart:
+            return self._measure(ranks, way, way.batch, epochs)
+        with ThreadPoolExecutor() as pool:
+            alone = pool.map(
+                lambda rank: self._measure([rank], way, way.batch // way.nodes, epochs), ranks
+            )
+            found = list(alone)
+        return {**found[0], "examples_per_s": sum(one["examples_per_s"] for one in found)}
+
+    def _measure(self, ranks: list[int], way: Way, batch: int, epochs: int) -> dict[str, Any]:
+        """One training of these nodes in steps of `batch` samples; figures of the first."""
         words = f"{BENCH}/{way.program} --data-dir {BENCH}/data --job-dir {BENCH}/job"
-        words += f" --epochs {epochs}"
+        words += f" --epochs {epochs} {way.batch_flags(batch)}"
         began = time.monotonic()
         started, progress, spent, steps = None, Progress(), 0.0, 0
-        for line in self._torchrun(way.nodes, f"{words} {way.options}"):
+        for line in self._torchrun(ranks, words):
             last, progress = progress, after_line(progress, line)
             if progress.step is None or progress.step == last.step:
                 continue
@@ -133,8 +158,8 @@ class Cluster:
         return {
             "seconds": round(time.monotonic() - began, 2),
             "start_s": round(started, 2),
-            "examples_per_s": round(steps * way.batch / spent, 1),
-            "samples": progress.evaluated_step * way.batch,
+            "examples_per_s": round(steps * batch / spent, 1),
+            "samples": progress.evaluated_step * batch,
             "steps": progress.evaluated_step,
             "accuracy": progress.accuracy,
         }
@@ -144,17 +169,20 @@ class Cluster:
         for name in self.containers:
             self._command(name, f'mkdir -p {BENCH}; echo "{NOTHING}" > {BENCH}/nothing.py')
         began = time.monotonic()
-        for _ in self._torchrun(2, f"{BENCH}/nothing.py"):
+        for _ in self._torchrun([0, 1], f"{BENCH}/nothing.py"):
             pass
         return time.monotonic() - began
 
-    def _torchrun(self, count: int, program: str) -> Iterator[str]:
-        """Run a program by torchrun on the first nodes, each on one core; the first one's lines."""
-        options = f"--nnodes {count} --nproc-per-node 1 --rdzv-backend c10d"
-        options += f" --rdzv-id bench-{time.time_ns()} --rdzv-endpoint {self.addresses[0]}:{PORT}"
+    def _torchrun(self, ranks: list[int], program: str) -> Iterator[str]:
+        """Run a program by torchrun on these nodes, each on one core; the first one's lines."""
+        options = f"--nnodes {len(ranks)} --nproc-per-node 1 --rdzv-backend c10d"
+        options += f" --rdzv-id bench-{time.time_ns()}"
+        options += f" --rdzv-endpoint {self.addresses[ranks[0]]}:{PORT}"
         running = [
-            self._start(rank, f"{options} --local-addr {self.addresses[rank]} {program}")
-            for rank in range(count)
+            self._start(
+                rank, rank == ranks[0], f"{options} --local-addr {self.addresses[rank]} {program}"
+            )
+            for rank in ranks
         ]
         lines = []
         assert running[0].stdout is not None
@@ -165,14 +193,14 @@ class Cluster:
         if any(codes):
             sys.exit(f"torchrun failed: {''.join(lines[-20:])}")
 
-    def _start(self, rank: int, words: str) -> subprocess.Popen[str]:
+    def _start(self, rank: int, first: bool, words: str) -> subprocess.Popen[str]:
         listed = f"ip -o -4 address | grep -F ' {self.addresses[rank]}/' | cut -d ' ' -f 2"
         script = (
             f"export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=$({listed}); "
             f"exec taskset -c {rank} {PYTHON} -m torch.distributed.run "
-            f"--rdzv-conf is_host={str(rank == 0).lower()} {words} 2>&1"
+            f"--rdzv-conf is_host={str(first).lower()} {words} 2>&1"
         )
-        pipe = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+        pipe = subprocess.PIPE if first else subprocess.DEVNULL
         command = ["docker", "-H", self.host, "exec", self.containers[rank], "sh", "-c", script]
         return subprocess.Popen(command, stdout=pipe, text=True)
 
