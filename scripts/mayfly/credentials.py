@@ -10,14 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import boto3
-import botocore.exceptions
-
+from mayfly.auth import aws
+from mayfly.auth.credential import Missing
 from mayfly.errors import UserError
 from mayfly.redact import Secret
 from mayfly_train import s3
-
-DEFAULT_REGION = "us-east-1"
 
 
 class Platform(Protocol):
@@ -108,31 +105,24 @@ def _from_platform(environ: Mapping[str, str], platform: Platform) -> S3Settings
 
 
 def _from_boto3(environ: Mapping[str, str], endpoint: str | None) -> S3Settings:
-    session = boto3.Session()
-    try:
-        found = session.get_credentials()
-    except botocore.exceptions.BotoCoreError as error:
-        raise UserError(
-            f"AWS credentials cannot be read: {error}", "see `aws configure`"
-        ) from error
+    found = aws.look(environ)
     if found is None:
-        names = "MAYFLY_S3_ACCESS_KEY_ID and MAYFLY_S3_SECRET_ACCESS_KEY"
-        raise UserError("no S3 keys found", f"set {names}, or run `aws configure`")
-    keys = found.get_frozen_credentials()
+        names = ("MAYFLY_S3_ACCESS_KEY_ID", "MAYFLY_S3_SECRET_ACCESS_KEY")
+        raise Missing("no S3 keys found", names, "set both, or run `aws configure`")
     return S3Settings(
-        Secret(str(keys.access_key)),
-        Secret(str(keys.secret_key)),
-        Secret(keys.token) if keys.token else None,
+        found.access_key_id,
+        found.secret_access_key,
+        found.session_token,
         endpoint,
-        _region(environ, session.region_name),
-        f"boto3 ({found.method})",
+        _region(environ, found.region),
+        found.origin,
     )
 
 
 def _region(environ: Mapping[str, str], configured: str | None = None) -> str:
     names = ("MAYFLY_S3_REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
     given = next((environ[name] for name in names if environ.get(name)), None)
-    return given or configured or DEFAULT_REGION
+    return given or configured or aws.DEFAULT_REGION
 
 
 def _plain(value: Any) -> str:

@@ -14,11 +14,13 @@ TRAINING = ROOT / "training"
 
 # The lower layers: what each may import of the package. Modules not named here sit above them.
 BASE = {"errors", "redact", "engines"}
+CLOUDS = {"aws", "azure", "egi", "google", "opennebula", "openstack"}
+AUTH = {f"auth.{name}" for name in {"credential", "entry", "find", "token", "web"} | CLOUDS}
 LAYERS = [
     BASE,
     {"spec"},
-    {"steps", "clouds", "run", "inputs", "radl_lint", "ledger", "credentials"},
-    {"role_vars", "radl_render", "collection", "im"},
+    {"steps", "clouds", "run", "inputs", "radl_lint", "ledger", "credentials"} | AUTH,
+    {"role_vars", "radl_render", "collection", "im", "im_server"},
 ]
 
 

@@ -1,0 +1,1 @@
+"""Keys to the clouds: found where users have them, and put into the form that IM takes."""
