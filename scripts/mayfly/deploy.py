@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases
 from mayfly.engines import image_extras
 from mayfly.errors import MayflyError
-from mayfly.ledger import Ledger, Record
+from mayfly.ledger import Ledger, Record, Unwritable
 from mayfly.radl_render import render, write_radl
 from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore, staging_progress
@@ -287,7 +287,8 @@ def _note_failure(ready: Ready, tools: Tools, error: BaseException) -> None:
     interrupted = isinstance(error, KeyboardInterrupt)
     outcome = "interrupted" if interrupted else "failed"
     cause = "interrupted" if interrupted else tools.display.redact(str(error))
-    tools.ledger.set_outcome(ready.run.id, outcome, cause)
+    with suppress(Unwritable):  # the nodes are to be destroyed all the same
+        tools.ledger.set_outcome(ready.run.id, outcome, cause)
     if isinstance(error, Broken):
         for line in error.log_tail:
             tools.display.say(f"  | {line}")
@@ -376,7 +377,8 @@ def _conclude(ready: Ready, tools: Tools, phases: Phases, ending: Ending) -> Out
         document = success_document(run, ready.uri, ending.status, seconds, leftovers)
     else:
         document = failure_document(run, error, seconds, leftovers, tools.display.redact)
-    tools.ledger.set_summary(run, document)
+    with suppress(Unwritable):
+        tools.ledger.set_summary(run, document)
     return Outcome(document, error)
 
 

@@ -7,12 +7,13 @@ looking: IM lists no infrastructure of the run, and the cloud lists nothing that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from mayfly.errors import RemoteError
 from mayfly.im import Manager
-from mayfly.ledger import Ledger, Record
+from mayfly.ledger import Ledger, Record, Unwritable
 from mayfly.watch import Pace
 
 ORPHAN_S = 5.0  # what is there so long after IM forgot it has nobody else to remove it
@@ -40,13 +41,24 @@ class Destroyer:
         """Remove what a run made and return what is left, which is nothing.
 
         Raises RemoteError, naming what is left, when it does not go away in the pace's patience.
+        A ledger that cannot be written keeps nothing alive: nodes cost, and destroying again is
+        harmless.
         """
-        self.ledger.set_state(run.run, "destroying")
+        with suppress(Unwritable):
+            self.ledger.set_state(run.run, "destroying")
         for infrastructure in self._infrastructures(run):
-            with self.ledger.intent(run.run, "destroy", infrastructure):
+            with self._journalled(run.run, infrastructure):
                 self._remove(infrastructure, report)
-        self.ledger.set_state(run.run, "destroyed")
+        with suppress(Unwritable):
+            self.ledger.set_state(run.run, "destroyed")
         return []
+
+    @contextmanager
+    def _journalled(self, run: str, infrastructure: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            with suppress(Unwritable):
+                stack.enter_context(self.ledger.intent(run, "destroy", infrastructure))
+            yield
 
     def _infrastructures(self, run: Record) -> Iterator[str]:
         """Give the ids, also of one whose creation was asked for but whose id never came back.

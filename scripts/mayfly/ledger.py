@@ -12,19 +12,21 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mayfly.errors import UserError
+from mayfly.errors import MayflyError, UserError
+
+VERSION = 1  # of the tables below; a ledger of a newer Mayfly has a higher one
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
   run TEXT PRIMARY KEY, cloud TEXT NOT NULL, state TEXT NOT NULL, uri TEXT NOT NULL,
   infrastructure TEXT, spec TEXT NOT NULL, outcome TEXT, error TEXT, summary TEXT,
-  created TEXT NOT NULL, updated TEXT NOT NULL
+  created TEXT NOT NULL, updated TEXT NOT NULL, im TEXT
 );
 CREATE TABLE IF NOT EXISTS journal (
   id INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs(run), action TEXT NOT NULL,
@@ -58,6 +60,7 @@ class Record:
     summary: dict[str, Any] | None
     created: str
     updated: str
+    im: str | None = None  # address of the foreign IM that made the nodes; None: our own did
 
     @property
     def destroyed(self) -> bool:
@@ -78,6 +81,10 @@ class Entry:
     ended: str | None = None
 
 
+class Unwritable(MayflyError):
+    """The ledger cannot be written: the disk is full, say. What is not journalled is not made."""
+
+
 class Step:
     """The open half of a journal entry: tell it what the call returned."""
 
@@ -89,7 +96,17 @@ class Ledger:
     """SQLite in WAL mode, readable by its owner only."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the ledger; its directory gets mode 0700 and the file 0600."""
+        """Open or make the ledger; its directory gets mode 0700 and the file 0600.
+
+        Raises Unwritable when that fails, UserError for a ledger of a newer Mayfly.
+        """
+        self._path = path
+        try:
+            self._open(path)
+        except (OSError, sqlite3.Error) as error:
+            raise self._unwritable(error) from error
+
+    def _open(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Closing any descriptor of the file drops this process' locks on it, and with them what
         # other connections here rely on (sqlite.org/howtocorrupt.html): only a new file is opened.
@@ -98,20 +115,55 @@ class Ledger:
         path.chmod(0o600)  # SQLite gives -wal and -shm the same mode
         self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
         self._db.row_factory = sqlite3.Row
+        version = self._known_version()
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")  # an intent must survive a power cut
+        if version < VERSION:  # else nothing is written: a full disk is not to hide what there is
+            self._make_tables()
+
+    def _known_version(self) -> int:
+        """Return the ledger's version; raises UserError for one whose rules are not known here."""
+        found = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if found > VERSION:
+            self._db.close()
+            raise UserError(
+                f"the ledger is of a newer Mayfly: {self._path}: version {found}, not {VERSION}",
+                "update this Mayfly, or set MAYFLY_STATE_DIR to another directory",
+            )
+        return found
+
+    def _make_tables(self) -> None:
+        """Make the tables, and add to older ones what has come since; several may do it at once."""
         self._db.executescript(SCHEMA)
+        columns = {row["name"] for row in self._db.execute("PRAGMA table_info(runs)")}
+        if "im" not in columns:
+            with suppress(sqlite3.OperationalError):  # another process was quicker
+                self._db.execute("ALTER TABLE runs ADD COLUMN im TEXT")
+        self._db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
+        """Execute a statement that changes something. Raises Unwritable."""
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: Exception) -> Unwritable:
+        advice = "make room there, or set MAYFLY_STATE_DIR; what is not journalled is not made"
+        return Unwritable(f"the ledger cannot be written: {self._path}: {error}", advice)
 
     def close(self) -> None:
         self._db.close()
 
-    def add(self, run: str, cloud: str, uri: str, spec: dict[str, Any]) -> None:
-        """Record a new run, before anything of it exists."""
+    def add(
+        self, run: str, cloud: str, uri: str, spec: dict[str, Any], im: str | None = None
+    ) -> None:
+        """Record a new run, before anything of it exists; `im` is the foreign IM's address."""
         now = _now()
-        self._db.execute(
-            "INSERT INTO runs (run, cloud, state, uri, spec, created, updated)"
-            " VALUES (?, ?, 'preparing', ?, ?, ?, ?)",
-            (run, cloud, uri, json.dumps(spec, sort_keys=True), now, now),
+        self._write(
+            "INSERT INTO runs (run, cloud, state, uri, spec, created, updated, im)"
+            " VALUES (?, ?, 'preparing', ?, ?, ?, ?, ?)",
+            (run, cloud, uri, json.dumps(spec, sort_keys=True), now, now, im),
         )
 
     def set_state(self, run: str, state: str) -> None:
@@ -133,14 +185,17 @@ class Ledger:
 
     def _set(self, run: str, column: str, value: str | None) -> None:
         # `column` is always one of this module's own words, never input.
-        self._db.execute(
+        self._write(
             f"UPDATE runs SET {column} = ?, updated = ? WHERE run = ?", (value, _now(), run)
         )
 
     @contextmanager
     def intent(self, run: str, action: str, target: str) -> Iterator[Step]:
-        """Journal a call: the intent before the block, `done` or the exception's text after it."""
-        cursor = self._db.execute(
+        """Journal a call: the intent before the block, `done` or the exception's text after it.
+
+        Raises Unwritable instead of entering the block when the intent cannot be written.
+        """
+        cursor = self._write(
             "INSERT INTO journal (run, action, target, intended) VALUES (?, ?, ?, ?)",
             (run, action, target, _now()),
         )
@@ -148,12 +203,13 @@ class Ledger:
         try:
             yield step
         except BaseException as error:
-            self._finish(cursor.lastrowid, "failed", str(error) or type(error).__name__)
+            with suppress(Unwritable):  # the call's own error is the one to tell
+                self._finish(cursor.lastrowid, "failed", str(error) or type(error).__name__)
             raise
         self._finish(cursor.lastrowid, "done", step.detail)
 
     def _finish(self, entry: int | None, outcome: str, detail: str) -> None:
-        self._db.execute(
+        self._write(
             "UPDATE journal SET outcome = ?, detail = ?, ended = ? WHERE id = ?",
             (outcome, detail, _now(), entry),
         )
@@ -204,4 +260,5 @@ def _record(row: sqlite3.Row) -> Record:
         summary=summary,
         created=row["created"],
         updated=row["updated"],
+        im=row["im"],
     )

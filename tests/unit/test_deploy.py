@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -244,3 +245,47 @@ def test_keys_that_cannot_write_are_refused_before_anything_is_made(stage):
     assert outcome.document["run"] is None
     assert stage.im.asked == []
     assert stage.tools.ledger.runs() == []
+
+
+def fill_the_disk(ledger: Ledger) -> None:
+    """Let no more be written into the ledger, as on a full disk."""
+
+    def full(statement, values):
+        raise ledger._unwritable(sqlite3.OperationalError("database or disk is full"))
+
+    ledger._write = full
+
+
+def test_a_full_disk_creates_nothing(stage):
+    fill_the_disk(stage.tools.ledger)
+    outcome = run(stage)
+    assert "disk is full" in str(outcome.error)
+    assert outcome.document["run"] is None
+    assert (stage.im.radls, stage.im.asked) == ({}, [])
+
+
+def test_a_disk_that_is_full_when_the_intent_is_written_creates_nothing(stage, monkeypatch):
+    ledger, intent = stage.tools.ledger, stage.tools.ledger.intent
+
+    def filled(*given):
+        fill_the_disk(ledger)
+        return intent(*given)
+
+    monkeypatch.setattr(ledger, "intent", filled)
+    outcome = run(stage)
+    assert "disk is full" in str(outcome.error)
+    assert stage.im.radls == {}
+
+
+def test_a_disk_that_fills_up_later_keeps_no_node_alive(stage):
+    create = stage.im.create
+
+    def created(radl):
+        fill_the_disk(stage.tools.ledger)
+        return create(radl)
+
+    stage.im.create = created
+    outcome = run(stage)
+    assert "disk is full" in str(outcome.error)
+    assert (stage.im.radls, stage.im.asked) == ({}, ["infra-0"])
+    assert outcome.document["leftovers"] == 0

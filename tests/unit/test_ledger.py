@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from mayfly.errors import RemoteError, UserError
-from mayfly.ledger import Ledger
+from mayfly.ledger import VERSION, Ledger, Unwritable
 
 
 @pytest.fixture
@@ -93,3 +94,53 @@ def test_a_second_ledger_in_this_process_does_not_blind_the_first(tmp_path):
     for state in ("creating", "configuring", "training"):
         subprocess.run([sys.executable, "-c", script, str(path), state], check=True)
         assert [ledger.get("r").state for ledger in (first, second, Ledger(path))] == [state] * 3
+
+
+def test_a_ledger_of_a_newer_mayfly_is_left_alone(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=f"newer Mayfly: .*: version {VERSION + 1}, not {VERSION}"):
+        Ledger(path)
+    assert path.read_bytes() == before
+
+
+def test_an_older_ledger_gets_what_has_come_since(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    first = Ledger(path)
+    add(first, "one")
+    first.close()
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE runs DROP COLUMN im")
+        db.execute("PRAGMA user_version = 0")
+    db.close()
+    ledger = Ledger(path)
+    assert ledger.get("one").im is None
+    ledger.add("two", "aws", "s3://b/two/", {}, "https://im.example")
+    assert ledger.get("two").im == "https://im.example"
+
+
+def test_something_else_in_its_place_is_one_line(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    path.write_text("no database, but long enough to be taken for one" * 50)
+    with pytest.raises(Unwritable, match=r"cannot be written: .*ledger\.sqlite: file is not a"):
+        Ledger(path)
+
+
+def test_a_full_disk_lets_no_call_be_made(ledger):
+    add(ledger, "one")
+    fill(ledger)
+    with pytest.raises(Unwritable, match="is full — make room"):
+        for _ in range(100):  # some space is left in the last page
+            with ledger.intent("one", "create", "x" * 1000):
+                made = len(ledger.journal("one"))
+    assert made == len(ledger.journal("one"))
+    assert ledger.get("one").run == "one"
+
+
+def fill(ledger: Ledger) -> None:
+    """Let the ledger's file grow no more, as on a full disk."""
+    pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
+    ledger._db.execute(f"PRAGMA max_page_count = {pages}")
