@@ -32,7 +32,7 @@ from mayfly.radl_lint import lint
 from mayfly.redact import Redactor, hide
 from mayfly.report import make_report, render_terminal, write_html
 from mayfly.run_store import RunStore
-from mayfly.services import LOCAL, Services, open_bucket, open_services
+from mayfly.services import LOCAL, Services, open_bucket, reopen_services
 from mayfly.spec import json_schema, load_spec, parse_assignment
 from mayfly.summary import explain, table
 from mayfly_train import convert
@@ -452,7 +452,7 @@ def _ledger() -> Ledger:
 
 
 def _services(record: Record) -> Services:
-    return open_services(record.cloud, os.environ, _say_what_is_new)
+    return reopen_services(record, os.environ, _say_what_is_new)
 
 
 def _say_what_is_new(text: str) -> None:

@@ -23,7 +23,7 @@ from mayfly.ledger import Ledger, Record, Unwritable
 from mayfly.radl_render import render, write_radl
 from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore, staging_progress
-from mayfly.services import Services, open_services
+from mayfly.services import Services, open_services, reopen_services
 from mayfly.spec import CHECKOUT, ClusterSpec
 from mayfly.steps import GROUPS, load_stages
 from mayfly.summary import PHASES, failure_document, success_document
@@ -132,7 +132,7 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     spec, display = job.spec, tools.display
     with phases.phase("services"):
         services = open_services(spec.cloud, tools.environ, display.say)
-    display.redact = display.redact.knowing(services.s3.secrets)
+    display.redact = display.redact.knowing(services.secrets)
     preflight.check_bucket(services.client, str(spec.model.destination))
     _provide_data(job, tools, services, phases)
     dataset = preflight.check_dataset(services.client, spec.data.source)
@@ -159,7 +159,8 @@ def _register(ready: Ready, tools: Tools) -> None:
     """Make the run known, here and in the bucket, which also shows that the keys can write."""
     spec = ready.job.spec.model_dump(mode="json")
     ready.store.write_job(spec)
-    tools.ledger.add(ready.run.id, ready.job.spec.cloud, ready.uri, spec)
+    cloud, im = ready.job.spec.cloud, ready.services.im_url
+    tools.ledger.add(ready.run.id, cloud, ready.uri, spec, im)
 
 
 def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) -> None:
@@ -334,8 +335,8 @@ def export_again(record: Record, tools: Tools, *, keep: bool) -> Outcome:
     """
     run, display, phases = record.run, tools.display, Phases(tools.display)
     with phases.phase("services"):
-        services = open_services(record.cloud, tools.environ, display.say)
-    display.redact = display.redact.knowing(services.s3.secrets)
+        services = reopen_services(record, tools.environ, display.say)
+    display.redact = display.redact.knowing(services.secrets)
     pace = Pace(patience=SILENCE_S, idle=float(record.spec["limits"]["idle"]))
     error: BaseException | None = None
     status, leftovers = Status(), 0

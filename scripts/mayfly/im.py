@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from mayfly.redact import Secret
 
 MESSAGE_LENGTH = 400
 RESTART_S = 90.0
+RENEW_S = 300.0  # keys of STS and tokens of OpenID Connect live an hour; a run may live longer
 # What IM says of an infrastructure; those not named here mean "wait" (pending, running, unknown).
 READY = "configured"
 BROKEN = ("failed", "unconfigured", "stopped", "off", "deleting")
@@ -67,29 +68,36 @@ class Manager(Protocol):
     def reconfigure(self, infrastructure: str) -> None: ...
 
 
+Auth = Callable[[], Sequence[Mapping[str, str]]]
+"""Finds the keys that go with each call, in the form of IM-client: IM itself keeps none."""
+
+
+def auth_of(file: Path) -> Auth:
+    """The keys in an auth file; they raise RemoteError when it cannot be read."""
+
+    def read() -> Sequence[Mapping[str, str]]:
+        try:
+            entries: Sequence[Mapping[str, str]] = IMClient.read_auth_data(str(file))
+        except OSError as error:
+            raise RemoteError(f"IM's auth file cannot be read: {error}") from error
+        return entries
+
+    return read
+
+
 class IM:
     """A Manager over IM's REST interface."""
 
-    def __init__(
-        self,
-        url: str,
-        auth_file: Path,
-        *,
-        verify: bool = True,
-        revive: Callable[[], object] | None = None,
-    ) -> None:
-        """Read the auth file; raises RemoteError when it cannot be read.
+    def __init__(self, url: str, auth: Auth, *, revive: Callable[[], object] | None = None) -> None:
+        """Find the keys, and again from time to time; raises what finding them raises.
 
         `revive` starts the service again; it is called when the service does not answer.
         """
         self._url = url
+        self._auth = auth
         self._revive = revive
         self.restarts = 0
-        try:
-            auth = IMClient.read_auth_data(str(auth_file))
-        except OSError as error:
-            raise RemoteError(f"IM's auth file cannot be read: {error}") from error
-        self._client = IMClient.init_client(url, auth, ssl_verify=verify)
+        self._client = self._new_client()
 
     def create(self, radl: str) -> str:
         """Ask for an infrastructure and return its id at once; IM goes on creating it."""
@@ -116,12 +124,15 @@ class IM:
 
     def node_messages(self, infrastructure: str, number: str) -> str:
         """Return what contextualization has printed on one node."""
-        get = self._client.getvminfo
-        return str(self._call("read messages", lambda: get(infrastructure, number, "contmsg")))
+        return str(
+            self._call(
+                "read messages", lambda: self._client.getvminfo(infrastructure, number, "contmsg")
+            )
+        )
 
     def infrastructures(self) -> list[str]:
         """Return the ids of all infrastructures of this IM user."""
-        return [str(i) for i in self._call("list", self._client.list_infras)]
+        return [str(i) for i in self._call("list", lambda: self._client.list_infras())]
 
     def find(self, text: str) -> list[str]:
         """Return the infrastructures whose RADL contains `text`.
@@ -148,11 +159,13 @@ class IM:
         self._call("reconfigure", lambda: self._client.reconfigure(infrastructure, ""))
 
     def _property(self, infrastructure: str, name: str) -> Any:
-        get = self._client.get_infra_property
-        return self._call(f"read {name}", lambda: get(infrastructure, name))
+        return self._call(
+            f"read {name}", lambda: self._client.get_infra_property(infrastructure, name)
+        )
 
     def _call(self, what: str, call: Callable[[], tuple[bool, Any]], again: bool = True) -> Any:
         """Call IM; one that is being restarted gets some time, where asking twice does no harm."""
+        self._renew_keys()
         deadline, lost = time.monotonic() + RESTART_S, False
         while True:
             try:
@@ -169,6 +182,16 @@ class IM:
             else:
                 self.restarts += lost
                 return self._checked(what, success, value)
+
+    def _new_client(self) -> Any:
+        self._renewed = time.monotonic()
+        return IMClient.init_client(self._url, self._auth(), ssl_verify=True)
+
+    def _renew_keys(self) -> None:
+        """Find the keys again, some time after the last; those of before stay if it fails."""
+        if time.monotonic() - self._renewed > RENEW_S:
+            with suppress(MayflyError):  # IM says when the old ones are no longer good
+                self._client = self._new_client()
 
     def _try_to_revive(self) -> None:
         if self._revive:

@@ -1,7 +1,7 @@
 """The place where a run lives: the IM service, the S3 service and the cloud's own listing.
 
-CLOUD=local has these on this machine, started when they are needed; for every other cloud the user
-names an IM service and its auth file.
+CLOUD=local has these on this machine, started when they are needed; for every other cloud IM_URL
+names an IM service. The cloud's keys go with each call to it, from memory: no file holds them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from mayfly.auth.credential import Missing
+from mayfly.auth.entry import Entry, client_item
+from mayfly.auth.find import find_credential
 from mayfly.clouds import CloudProfile
 from mayfly.credentials import S3Settings, find_s3_settings
 from mayfly.destroy import Traces
 from mayfly.errors import UserError
-from mayfly.im import IM, Manager
+from mayfly.im import IM, Manager, auth_of
+from mayfly.im_server import URL, find_server, greet, is_loopback, server_url
+from mayfly.ledger import Record
 from mayfly.local import platform as local
 from mayfly.local.image import with_extras
 from mayfly.local.platform import LocalPlatform
+from mayfly.redact import Secret
 
 LOCAL = "local"
 
@@ -34,6 +40,13 @@ class Services:
     client: Any  # boto3's S3 client
     traces: Traces | None
     platform: LocalPlatform | None = None
+    im_url: str | None = None  # of a foreign IM; None: our own
+    keys: tuple[Secret, ...] = ()  # to the cloud, and to the foreign IM
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """All values that must never be shown."""
+        return (*self.s3.secrets, *self.keys)
 
     def image(
         self, profile: CloudProfile, extras: Collection[str], report: Callable[[str], None]
@@ -61,9 +74,28 @@ def open_services(
     Raises UserError when something is missing that cannot be started.
     """
     if cloud == LOCAL:
+        if named := server_url(environ):
+            what = f"CLOUD=local does not go with {URL}: {named}"
+            raise UserError(what, f"only our own IM can make containers here: unset {URL}")
         return _local(environ, report)
-    s3 = find_s3_settings(environ, None)
-    return Services(_remote_im(environ), s3, s3.client(), None)
+    return _rented(cloud, environ)
+
+
+def reopen_services(
+    record: Record, environ: MutableMapping[str, str], report: Callable[[str], None]
+) -> Services:
+    """Return what a run was made with.
+
+    Raises UserError when IM_URL names another IM than the run's: that one knows nothing of it, and
+    what it does not know would count as destroyed.
+    """
+    named = server_url(environ)
+    if named != record.im:
+        made_by = f"the IM at {record.im}" if record.im else "our own IM"
+        advice = f"set {URL}={record.im}" if record.im else f"unset {URL}"
+        shown = named or "not set"
+        raise UserError(f"run {record.run} was made by {made_by}, and {URL} is {shown}", advice)
+    return open_services(record.cloud, environ, report)
 
 
 def open_bucket(
@@ -81,7 +113,7 @@ def _local(environ: MutableMapping[str, str], report: Callable[[str], None]) -> 
     s3 = find_s3_settings(environ, platform)
     im = IM(
         platform.im_url,
-        Path(platform.im_auth_file),
+        auth_of(Path(platform.im_auth_file)),
         revive=lambda: local.up(_only_news(report), need_image=False),
     )
     return Services(im, s3, s3.client(), local, platform)
@@ -92,15 +124,26 @@ def _only_news(report: Callable[[str], None], told: str = "\n") -> Callable[[str
     return lambda text: report(text) if told in text or not text.endswith("reused") else None
 
 
-def _remote_im(environ: Mapping[str, str]) -> IM:
-    url, auth = environ.get("MAYFLY_IM_URL"), environ.get("MAYFLY_IM_AUTH")
-    if not url or not auth:
-        missing = "MAYFLY_IM_AUTH" if url else "MAYFLY_IM_URL"
-        raise UserError(
-            f"no IM service is named: {missing} is not set",
-            "set MAYFLY_IM_URL to its address and MAYFLY_IM_AUTH to an auth file",
-        )
-    return IM(url, Path(auth))
+def _rented(cloud: str, environ: MutableMapping[str, str]) -> Services:
+    """The services of a cloud that is not this machine: a foreign IM, and S3 by the user's keys."""
+    server = find_server(environ)
+    if server is None:
+        why = "a cloud's nodes are made by an IM service of yours"
+        raise Missing("no IM service is named", [URL], f"set {URL} to its address: {why}")
+    _reach_directly(environ, *([server.url] if is_loopback(server.url) else []))
+    entries = _entries(cloud, environ)
+    # Found anew from time to time: tokens and session keys are renewed where the user has them.
+    im = IM(server.url, lambda: [client_item(entry) for entry in _entries(cloud, environ)])
+    greet(server)
+    s3 = find_s3_settings(environ, None)
+    secrets = tuple(secret for entry in entries for secret in entry.secrets)
+    return Services(im, s3, s3.client(), None, im_url=server.url, keys=secrets)
+
+
+def _entries(cloud: str, environ: Mapping[str, str]) -> list[Entry]:
+    """What goes with each call to a foreign IM: the keys to it, and those to the cloud."""
+    server, credential = find_server(environ), find_credential(cloud, environ)
+    return [*([server.entry] if server else []), *([credential.entry()] if credential else [])]
 
 
 def _reach_directly(environ: MutableMapping[str, str], *urls: str) -> None:

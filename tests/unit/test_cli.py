@@ -137,7 +137,7 @@ def test_runs_are_listed_newest_first(mayfly, state):
 
 def test_the_status_of_a_destroyed_run_starts_no_service(mayfly, state, monkeypatch):
     ledger_with(state, "one").set_state("one", "destroyed")
-    monkeypatch.setattr(cli, "open_services", None)
+    monkeypatch.setattr(cli, "reopen_services", None)
     code, out, _ = mayfly("status", "--json")
     assert code == 0
     assert json.loads(out)["state"] == "destroyed"
@@ -163,7 +163,7 @@ def test_what_follows_two_dashes_is_the_nodes_command(mayfly, monkeypatch, state
     ledger_with(state, "one").set_infrastructure("one", "infra-1")
     seen = []
 
-    monkeypatch.setattr(cli, "open_services", lambda *_, **__: FakeServices())
+    monkeypatch.setattr(cli, "reopen_services", lambda *_, **__: FakeServices())
     monkeypatch.setattr(
         cli.access, "log_in", lambda im, r, node, words: seen.append((node, words)) or 7
     )
@@ -174,7 +174,7 @@ def test_what_follows_two_dashes_is_the_nodes_command(mayfly, monkeypatch, state
 def test_text_is_printed_as_it_is(mayfly, monkeypatch, state):
     """Square brackets, as in Ansible's output, are no markup."""
     ledger_with(state, "one")
-    monkeypatch.setattr(cli, "open_services", lambda *_, **__: FakeServices())
+    monkeypatch.setattr(cli, "reopen_services", lambda *_, **__: FakeServices())
     found = {"lines": ["TASK [agent : Install]", "[bold]ok"]}
     monkeypatch.setattr(cli.logs, "read", lambda *_: found)
     assert mayfly("logs", "one", "ps-0")[1] == "TASK [agent : Install]\n[bold]ok\n"
@@ -182,7 +182,7 @@ def test_text_is_printed_as_it_is(mayfly, monkeypatch, state):
 
 def test_a_log_that_holds_a_secret_is_shown_without_it(mayfly, monkeypatch, state):
     ledger_with(state, "one")
-    monkeypatch.setattr(cli, "open_services", lambda *_, **__: FakeServices())
+    monkeypatch.setattr(cli, "reopen_services", lambda *_, **__: FakeServices())
     monkeypatch.setattr(cli.logs, "read", lambda *_: {"lines": [f"key={CANARY}"]})
     assert mayfly("logs", "one", "ps-0")[1] == "key=********\n"
     assert CANARY not in mayfly("logs", "one", "ps-0", "--json")[1]

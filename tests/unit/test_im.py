@@ -4,7 +4,7 @@ import pytest
 import requests
 
 from mayfly.errors import RemoteError
-from mayfly.im import IM, one_line
+from mayfly.im import IM, RENEW_S, auth_of, one_line
 
 NODE = """
 network private ()
@@ -53,7 +53,7 @@ class FakeClient:
 def im(tmp_path):
     auth = tmp_path / "auth.dat"
     auth.write_text("id = im; type = InfrastructureManager; username = u; password = p\n")
-    made = IM("http://127.0.0.1:8800", auth)
+    made = IM("http://127.0.0.1:8800", auth_of(auth))
 
     def answering(**answers) -> IM:
         made._client = FakeClient(**answers)
@@ -84,7 +84,7 @@ def test_a_service_that_is_restarted_is_waited_for(im, monkeypatch):
 
 def test_a_missing_auth_file_is_an_error_of_ours(tmp_path):
     with pytest.raises(RemoteError, match="auth file"):
-        IM("http://127.0.0.1:8800", tmp_path / "absent")
+        IM("http://127.0.0.1:8800", auth_of(tmp_path / "absent"))
 
 
 def test_the_state_has_the_nodes(im):
@@ -149,3 +149,28 @@ def test_one_that_cannot_be_read_counts_as_gone_only_when_it_is(im):
     listings = iter([["strange"], []])
     service.infrastructures = lambda: next(listings)
     assert service.find("faces-261128-100000-abcd") == []
+
+
+def test_keys_are_found_again_in_time_and_kept_when_that_fails(monkeypatch):
+    """A token lives an hour, a run may live longer: destroying it must not need the first one."""
+    answers = iter(["first", "second", None])
+
+    def keys():
+        token = next(answers)
+        if token is None:
+            raise RemoteError("the token's command failed")
+        return [{"type": "InfrastructureManager", "token": token}]
+
+    now = [0.0]
+    monkeypatch.setattr("mayfly.im.time.monotonic", lambda: now[0])
+    service = IM("http://127.0.0.1:8800", keys)
+    seen = []
+    ask = lambda: (seen.append(service._client.rest_auth_data), (True, ""))[1]  # noqa: E731
+    for moment in (1.0, RENEW_S + 2, 2 * RENEW_S + 4):
+        now[0] = moment
+        service._call("ask", ask)
+    assert [text.split("token = ")[1].split(";")[0] for text in seen] == [
+        "first",
+        "second",
+        "second",
+    ]

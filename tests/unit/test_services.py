@@ -1,0 +1,98 @@
+"""Which IM a run is made and found by; the servers are fakes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from imclient import IMClient
+
+from mayfly import services
+from mayfly.errors import UserError
+from mayfly.ledger import Ledger
+
+CANARY = "canary-of-the-tests"
+IM = {"IM_URL": "https://im.example", "IM_USER": "ada", "IM_PASSWORD": CANARY}
+S3 = {"MAYFLY_S3_ACCESS_KEY_ID": "id", "MAYFLY_S3_SECRET_ACCESS_KEY": "canary-s3"}
+AZURE = {
+    "AZURE_SUBSCRIPTION_ID": "sub",
+    "AZURE_TENANT_ID": "tenant",
+    "AZURE_CLIENT_ID": "client",
+    "AZURE_CLIENT_SECRET": "canary-azure",
+}
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    opened = Ledger(tmp_path / "ledger.sqlite")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def greeted(monkeypatch):
+    """IM servers that are content with everybody."""
+    seen = []
+    monkeypatch.setattr(services, "greet", lambda server: seen.append(server.url) or "2.0.0")
+    return seen
+
+
+def test_a_foreign_im_gets_its_own_keys_and_the_clouds(greeted):
+    opened = services.open_services("azure", {**IM, **S3, **AZURE}, print)
+    assert greeted == [opened.im_url] == ["https://im.example"]
+    text = opened.im._client.rest_auth_data
+    lines = IMClient.read_auth_data(text.split("\\n"))
+    assert [line["type"] for line in lines] == ["InfrastructureManager", "Azure"]
+    assert (lines[0]["password"], lines[1]["secret"]) == (CANARY, "canary-azure")
+    known = {secret.reveal() for secret in opened.secrets}
+    assert known >= {CANARY, "canary-azure", "canary-s3"}
+    assert "canary" not in repr(opened.s3) + repr(opened.keys)
+
+
+def test_nothing_of_the_keys_is_written(greeted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MAYFLY_STATE_DIR", str(tmp_path / "state"))
+    services.open_services("azure", {**IM, **S3, **AZURE}, print)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if b"canary" in path.read_bytes()] == []
+
+
+def test_without_an_im_the_variable_is_named():
+    with pytest.raises(UserError, match="IM_URL"):
+        services.open_services("azure", {**S3, **AZURE}, print)
+
+
+def test_containers_here_need_our_own_im():
+    with pytest.raises(UserError, match="does not go with IM_URL: https://im.example — only our"):
+        services.open_services("local", dict(IM), print)
+
+
+@pytest.mark.parametrize(
+    ("made_by", "now", "says"),
+    [
+        ("https://im.example", {}, "made by the IM at https://im.example, and IM_URL is not set"),
+        ("https://im.example", {**IM, "IM_URL": "https://b"}, "set IM_URL=https://im.example"),
+        (None, IM, "made by our own IM, .* unset IM_URL"),
+    ],
+)
+def test_a_run_is_looked_for_only_where_it_was_made(ledger, made_by, now, says):
+    """Another IM knows nothing of it, and that would count as destroyed."""
+    ledger.add("one", "azure", "s3://b/one/", {}, made_by)
+    with pytest.raises(UserError, match=says):
+        services.reopen_services(ledger.get("one"), dict(now), print)
+
+
+def test_a_run_is_found_where_it_was_made(ledger, greeted):
+    ledger.add("one", "azure", "s3://b/one/", {}, "https://im.example")
+    environ = {**IM, **S3, **AZURE, "IM_URL": "https://im.example/"}
+    assert services.reopen_services(ledger.get("one"), environ, print).im_url == IM["IM_URL"]
+
+
+def test_only_a_server_on_this_machine_is_kept_off_the_proxy(greeted, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("no_proxy", "")
+    services.open_services("azure", {**IM, **S3, **AZURE}, print)
+    assert os.environ["NO_PROXY"] == ""
+    here = {**IM, **S3, **AZURE, "IM_URL": "http://127.0.0.1:8800"}
+    services.open_services("azure", here, print)
+    assert "127.0.0.1" in os.environ["NO_PROXY"]
