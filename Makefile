@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench bench-staging bench-input bench-scaling \
         bench-deploy bench-memory bench-ddp bench-engines soak docs docs-check goldens \
-        build plan deploy status destroy local-up local-down local-status clean
+        build check plan deploy status destroy local-up local-down local-status clean
 
 BIN := .venv/bin
 # Make variables become flags, so they win over the job file and the environment.
@@ -27,6 +27,9 @@ setup-dev: ## The same with the tools for tests and linting
 
 deploy: setup ## Run a job to its end: make deploy CLOUD=local WORKERS=2
 	@$(BIN)/mayfly deploy $(FLAGS) $(SWITCHES)
+
+check: setup ## Say what CLOUD=… needs and what of it is missing, and who you are there
+	@$(BIN)/mayfly check $(call flag,CLOUD,cloud) $(filter --json --debug,$(SWITCHES))
 
 plan: setup ## Show what deploy would make, and write the rendered RADL
 	@$(BIN)/mayfly plan $(FLAGS) $(filter --json --debug,$(SWITCHES))

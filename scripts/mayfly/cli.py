@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mayfly import access, data, logs, views
+from mayfly import access, check, data, logs, views
+from mayfly.auth.find import CLOUDS
 from mayfly.clouds import load_cloud, load_job
 from mayfly.console import emit, report_error
 from mayfly.deploy import Job, Tools, deploy, export_again, prepare
@@ -144,6 +145,18 @@ def plan(
         ready = prepare(wanted, _tools(display), Phases(display))
     document = views.plan_document(ready)
     emit(document, views.plan_table(document), as_json=as_json)
+
+
+@app.command("check", epilog=_example("mayfly check --cloud aws"))
+def check_command(cloud: Cloud = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Say what a cloud needs and what of it is missing, and who we are there; make nothing."""
+    name = cloud or os.environ.get("MAYFLY_CLOUD")
+    if not name:
+        raise UserError("no cloud to check", f"choose one with --cloud: {', '.join(CLOUDS)}")
+    findings = list(check.look(name, os.environ))
+    emit(check.document(name, findings), check.lines(findings), as_json=as_json)
+    if code := check.exit_code(findings):
+        raise typer.Exit(code)
 
 
 @app.command("explain", epilog=_example("mayfly explain --engine torch --task worker-0"))

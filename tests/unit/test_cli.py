@@ -4,9 +4,12 @@ import json
 import sys
 
 import pytest
+import requests
 from typer.testing import CliRunner
 
 from mayfly import cli, report
+from mayfly.auth import web
+from mayfly.auth.azure import NAMES as AZURE_NAMES
 from mayfly.credentials import S3Settings
 from mayfly.deploy import Outcome
 from mayfly.errors import RemoteError, RunFailed
@@ -66,6 +69,8 @@ def ledger_with(state, *runs: str) -> Ledger:
         (["depliy"], "deploy"),
         (["lint", "absent.radl"], "absent.radl"),
         (["destroy"], "mayfly deploy"),
+        (["check"], "--cloud: aws, gcp"),
+        (["check", "--cloud", "awz"], "did you mean 'aws'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(mayfly, words, says):
@@ -188,7 +193,70 @@ def test_a_log_that_holds_a_secret_is_shown_without_it(mayfly, monkeypatch, stat
     assert CANARY not in mayfly("logs", "one", "ps-0", "--json")[1]
 
 
+def test_a_check_that_fails_says_so_on_standard_output(mayfly, monkeypatch):
+    finding = cli.check.Finding("credentials", "missing", "no keys: missing X", ("X",), 2)
+    monkeypatch.setattr(cli.check, "look", lambda cloud, environ: iter([finding]))
+    code, out, err = mayfly("check", "--cloud", "aws")
+    assert (code, err) == (2, "")
+    assert out == "missing    credentials  no keys: missing X\n"
+    code, out, _ = mayfly("check", "--cloud", "aws", "--json")
+    document = json.loads(out)
+    assert (code, document["ok"], document["missing"]) == (2, False, ["X"])
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure", "openstack", "egi", "opennebula"])
+@pytest.mark.parametrize("flags", [[], ["--json"], ["--debug"]], ids=str)
+def test_a_check_shows_no_key_even_when_nobody_answers(mayfly, monkeypatch, state, cloud, flags):
+    (state / "key.json").write_text(
+        json.dumps(
+            {
+                "type": "service_account",
+                "project_id": "p",
+                "client_email": "robot@p",
+                "private_key": CANARY,
+            }
+        )
+    )
+    (state / "one_auth").write_text(f"ada:{CANARY}")
+    keys = {
+        **{
+            "AWS_ACCESS_KEY_ID": CANARY,
+            "AWS_SECRET_ACCESS_KEY": CANARY,
+            "AWS_SESSION_TOKEN": CANARY,
+        },
+        **dict.fromkeys(AZURE_NAMES, "x"),
+        "AZURE_CLIENT_SECRET": CANARY,
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_MAX_ATTEMPTS": "1",
+        "GOOGLE_APPLICATION_CREDENTIALS": str(state / "key.json"),
+        "OS_AUTH_URL": "https://ks",
+        "OS_USERNAME": "u",
+        "OS_PASSWORD": CANARY,
+        "OS_PROJECT_NAME": "p",
+        "EGI_SITE": "s",
+        "EGI_VO": "v",
+        "OIDC_ACCESS_TOKEN": f"x.{CANARY}.y",
+        "ONE_XMLRPC": "https://one",
+        "ONE_AUTH": str(state / "one_auth"),
+        "IM_URL": "https://im",
+        "IM_USER": "u",
+        "IM_PASSWORD": CANARY,
+    }
+    for name, value in keys.items():
+        monkeypatch.setenv(name, value)
+
+    def nobody(method, url, **options):
+        raise requests.ConnectionError(f"{url} {options}")
+
+    monkeypatch.setattr(web.requests, "request", nobody)
+    code, out, err = mayfly("check", "--cloud", cloud, *flags)
+    assert code in (1, 2)
+    assert "IM does not answer at https://im" in out
+    assert CANARY not in out + err
+
+
 COMMANDS = [
+    *(["check"],),
     *(["deploy"], ["plan"], ["status"], ["ls"], ["logs"], ["ssh"], ["tensorboard"], ["destroy"]),
     *(
         ["schema"],

@@ -77,6 +77,18 @@ def test_starting_an_engine_needs_root(
     assert "\n" not in str(error.value)
 
 
+def test_a_check_of_the_engine_starts_nothing(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(engine, "DEFAULT_SOCKET", f"unix://{tmp_path}/docker.sock")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert engine.check(paths, {}) == "none answers: our own will be started"
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(UserError, match="starting one needs root"):
+        engine.check(paths, {})
+    assert not paths.state.exists()
+
+
 def test_our_engine_shares_nothing_with_others(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:

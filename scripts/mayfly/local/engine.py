@@ -59,6 +59,18 @@ def up(paths: Paths, progress: Progress, environ: Mapping[str, str] = os.environ
     return Engine(own.docker, own=True, reused=False)
 
 
+def check(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
+    """What `up` would use, in words; nothing is started. Raises UserError as `up` would."""
+    own = OwnEngine(paths)
+    if own.answers():
+        return f"our own answers at {own.docker.host}"
+    found = None if own.config.exists() else find_running(environ)
+    if found:
+        return f"answers at {found.host}"
+    _require_root()
+    return "none answers: our own will be started"
+
+
 def find_running(environ: Mapping[str, str] = os.environ) -> Docker | None:
     """The engine at DOCKER_HOST, or at the default socket; None when nothing answers at the latter.
 
@@ -101,11 +113,7 @@ class OwnEngine:
 
     def start(self, progress: Progress) -> None:
         """Install what is missing, start dockerd and wait for its answer."""
-        if os.geteuid() != 0:
-            raise UserError(
-                "no Docker Engine answers, and starting one needs root",
-                "start Docker, set DOCKER_HOST, or run as root",
-            )
+        _require_root()
         if not all(map(shutil.which, ("dockerd", "docker", "iptables", "ip"))):
             host.install_packages(PACKAGES, "running nodes on this machine", progress)
         progress("starting a Docker Engine")
@@ -271,6 +279,14 @@ def bridge_address(docker: Docker, paths: Paths) -> tuple[str, str]:
                 "it is rootless or in a virtual machine: set DOCKER_HOST to another, or stop it",
             ) from None
     return name, address
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise UserError(
+            "no Docker Engine answers, and starting one needs root",
+            "start Docker, set DOCKER_HOST, or run as root",
+        )
 
 
 def _unmount_below(*directories: Path) -> None:
