@@ -169,7 +169,7 @@ def test_another_dataset_in_the_directory_is_not_mixed_with_this_one(job):
 
 def test_the_progress_document_tells_the_end_and_the_error(job):
     written = []
-    with StagingProgress(written.append, index=0) as progress:
+    with StagingProgress(written.append, {"share": 0}) as progress:
         run(job, progress=progress)
     assert (written[0]["bytes_done"], written[0]["finished"]) == (0, None)
     last = written[-1]
@@ -177,7 +177,7 @@ def test_the_progress_document_tells_the_end_and_the_error(job):
     assert last["finished"] and last["error"] is None
     assert json.loads(json.dumps(last)) == last
 
-    with pytest.raises(NodeError), StagingProgress(written.append, index=1):
+    with pytest.raises(NodeError), StagingProgress(written.append, {"share": 1}):
         raise NodeError("the disk is full")
     assert (written[-1]["error"], written[-1]["share"]) == ("the disk is full", 1)
 
@@ -186,7 +186,7 @@ def test_status_that_cannot_be_written_does_not_stop_the_work(job):
     def refuse(document):
         raise s3.S3Error("no")
 
-    with StagingProgress(refuse, index=0) as progress:
+    with StagingProgress(refuse, {"share": 0}) as progress:
         assert run(job, progress=progress).copied_files == 6
 
 

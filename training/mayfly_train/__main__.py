@@ -17,6 +17,10 @@ COMMANDS = {
     "stage": ("mayfly_train.stage", "copy this node's share of a dataset from S3 to HDFS"),
     "export": ("mayfly_train.export", "copy a trained model from HDFS to S3, manifest last"),
     "convert": ("mayfly_train.convert", "turn published archives and images into TFRecords"),
+    "preprocess": (
+        "mayfly_train.preprocess",
+        "convert a staged dataset from HDFS to HDFS, together with the other nodes",
+    ),
     "verify-manifest": (
         "mayfly_train.verify",
         "compare a directory or S3 prefix with its manifest",

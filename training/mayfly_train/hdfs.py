@@ -107,6 +107,58 @@ class Hdfs:
         with clear_errors(self.rpc_url, source):
             self.native.rename(source, target, True)
 
+    def rename_new(self, source: str, target: str) -> bool:
+        """Move a file in one step to a name that is free; False when something has that name.
+
+        Of several that try at once the NameNode lets one win.
+        """
+        try:
+            with clear_errors(self.rpc_url, source):
+                self.native.rename(source, target, False)
+        except HdfsFailure:
+            if self.status(target) is None:
+                raise
+            return self.status(source) is None  # it was done, and only the answer was lost
+        return True
+
+    def create_new(self, path: str) -> bool:
+        """Make an empty file under a name that is free; False when something has that name.
+
+        Of several that try at once the NameNode lets one win; no DataNode is needed for it.
+        """
+        options = hdfs_native.WriteOptions(overwrite=False, create_parent=True)
+        try:
+            with clear_errors(self.rpc_url, path):
+                self.native.create(path, options).close()
+        except HdfsFailure:
+            # The NameNode has several errors for this; what stands there tells for sure.
+            if self.status(path) is None:
+                raise
+            return False
+        return True
+
+    def touch(self, path: str, modified_ms: int) -> None:
+        """Set the time of change of a file that is there, in ms since 1970."""
+        with clear_errors(self.http_url, path):
+            self.web.set_times(path, modification_time=modified_ms)
+
+    def read_range(self, path: str, offset: int, length: int, web: bool = False) -> bytes:
+        """`length` bytes from `offset` on, natively, or through WebHDFS when asked.
+
+        Raises HdfsFailure when the file ends before.
+        """
+        with clear_errors(self.http_url if web else self.rpc_url, path):
+            if web:
+                with self.web.read(path, offset=offset, length=length) as reader:
+                    data = bytes(reader.read())
+            else:
+                data = bytes(self.native.read(path).read_range(offset, length))
+        if len(data) != length:
+            raise HdfsFailure(
+                f"HDFS has {len(data)} of {length} bytes at {offset} of {path} — stage it again"
+            )
+        return data
+
     def read_bytes(self, path: str) -> bytes:
         """The content of a small file."""
         with clear_errors(self.http_url, path), self.web.read(path) as reader:

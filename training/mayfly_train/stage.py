@@ -319,7 +319,8 @@ def run(args: argparse.Namespace) -> int:
     source = s3.parse_uri(args.source)
     rpc_url, directory = hdfs.split_url(args.destination)
     client = s3.connect(s3.settings_from(args))
-    with StagingProgress(_status_writer(client, args.run_uri, share), share.index) as progress:
+    put = _status_writer(client, args.run_uri, share)
+    with StagingProgress(put, {"share": share.index}) as progress:
         store = hdfs.Hdfs(rpc_url, args.namenode_http, args.user)
         result = stage(Job(client, source, store, directory), share, progress, args.parallel)
     print(json.dumps(asdict(result)))

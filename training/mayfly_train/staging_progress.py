@@ -1,11 +1,11 @@
-"""How far staging is, written to S3 every few seconds for whoever watches the run."""
+"""How far a node's staging or preprocessing is, written to S3 for whoever watches the run."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -18,17 +18,24 @@ log = logging.getLogger(__name__)
 class StagingProgress:
     """Counts what is done, and hands the document to `put` now and then, from one thread.
 
+    `about` says whose document it is.
+
     A context manager: leaving it writes the last document, with the error when there was one.
     Status that cannot be written is logged and does not stop the work.
     """
 
-    def __init__(self, put: Callable[[dict[str, Any]], None], index: int, interval_s: float = 2):
+    def __init__(
+        self,
+        put: Callable[[dict[str, Any]], None],
+        about: Mapping[str, Any],
+        interval_s: float = 2,
+    ):
         self._put, self._interval_s = put, interval_s
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._clock = time.monotonic()
         self._document: dict[str, Any] = {
             "version": 1,
-            "share": index,
+            **about,
             "files_done": 0,
             "files_total": 0,
             "bytes_done": 0,
@@ -50,6 +57,11 @@ class StagingProgress:
         with self._lock:
             self._document["bytes_done"] += size
             self._document["files_done"] += files
+
+    def set_done(self, files: int) -> None:
+        """Say how many files are done, where others have a part in it."""
+        with self._lock:
+            self._document["files_done"] = files
 
     def document(self) -> dict[str, Any]:
         """What would be written now."""
@@ -83,4 +95,4 @@ class StagingProgress:
         try:
             self._put(self.document())
         except NodeError as error:
-            log.warning("cannot write the staging status: %s", error)
+            log.warning("cannot write the status: %s", error)

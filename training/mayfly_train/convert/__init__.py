@@ -1,6 +1,6 @@
 """Published archives and images → TFRecords, as `convert` and `mayfly data put` do it.
 
-Needs the extra `convert` (google-crc32c, numpy, Pillow); nothing else on a node does.
+Needs the extra `convert` (google-crc32c, numpy, Pillow), as `preprocess` does.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from mayfly_train.convert.dataset import Dataset, Layout, split_validation
 from mayfly_train.errors import BadInput
 
-_PARTS = {
+PARTS = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "eval": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-_UNSIGNED_BYTE = 0x08
+UNSIGNED_BYTE = 0x08
 _PADDED_SIDE = 32
 DIGITS = tuple("0123456789")
 
@@ -47,9 +47,18 @@ class Images:
         return image.tobytes(), int(self.labels[index])
 
 
+def spellings(name: str) -> tuple[str, ...]:
+    """The names under which one of the four files is found.
+
+    Some mirrors write a dot for the second dash: train-images.idx3-ubyte.
+    """
+    stems = (name, name.replace("-idx", ".idx"))
+    return tuple(f"{stem}{suffix}" for stem in stems for suffix in ("", ".gz"))
+
+
 def is_directory_of_idx(path: Path) -> bool:
     """Whether this directory holds the four files, plain or gzipped."""
-    names = [name for pair in _PARTS.values() for name in pair]
+    names = [name for pair in PARTS.values() for name in pair]
     return path.is_dir() and all(_find(path, name) is not None for name in names)
 
 
@@ -87,7 +96,7 @@ def read_array(path: Path) -> NDArray[np.uint8]:
         shape = struct.unpack_from(f">{dimensions}I", data, 4)
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise BadInput(f"cannot read {path}: {error} — download it again") from None
-    if zero != 0 or kind != _UNSIGNED_BYTE:
+    if zero != 0 or kind != UNSIGNED_BYTE:
         raise BadInput(f"not an IDX file of unsigned bytes: {path} — download it again")
     start = 4 + 4 * dimensions
     if len(data) - start != math.prod(shape):
@@ -99,7 +108,7 @@ def read_array(path: Path) -> NDArray[np.uint8]:
 
 
 def _read_images(path: Path, split: str, padded: bool, classes: int) -> Images:
-    pixels, labels = (read_array(_require(path, name)) for name in _PARTS[split])
+    pixels, labels = (read_array(_require(path, name)) for name in PARTS[split])
     if pixels.ndim != 3 or labels.shape != pixels.shape[:1]:  # noqa: PLR2004
         raise BadInput(
             f"images {pixels.shape} and labels {labels.shape} of {split} in {path} do not fit — "
@@ -120,9 +129,7 @@ def _pad(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _find(path: Path, name: str) -> Path | None:
-    # Some mirrors write a dot for the second dash: train-images.idx3-ubyte.
-    dotted = name.replace("-idx", ".idx")
-    candidates = (path / f"{stem}{suffix}" for stem in (name, dotted) for suffix in ("", ".gz"))
+    candidates = (path / spelling for spelling in spellings(name))
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 

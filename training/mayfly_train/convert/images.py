@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from mayfly_train.convert.dataset import Dataset, Examples, Layout, Subset, shuffled
@@ -17,8 +19,8 @@ from mayfly_train.errors import BadInput
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif"})
 DEFAULT_SIDE = 224
-_EVAL_FRACTION = 0.1
-_SPLIT_DIRECTORIES = {"train": "train", "validation": "validation", "eval": "eval", "test": "eval"}
+EVAL_FRACTION = 0.1
+SPLIT_DIRECTORIES = {"train": "train", "validation": "validation", "eval": "eval", "test": "eval"}
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,17 @@ class ImageFiles:
     def example(self, index: int) -> tuple[bytes, int]:
         """The pixels (3, side, side) of an image and its label. Raises BadInput if unreadable."""
         path, label = self.items[index]
-        try:
-            with Image.open(path) as image:
-                resized = image.convert("RGB").resize(
-                    (self.side, self.side), Image.Resampling.BILINEAR
-                )
-        except (UnidentifiedImageError, OSError) as error:
-            raise BadInput(
-                f"cannot read the image {path}: {error} — remove or replace it"
-            ) from None
-        return np.asarray(resized, np.uint8).transpose(2, 0, 1).tobytes(), label
+        return read_image(path, path, self.side).tobytes(), label
+
+
+def read_image(file: Path | BinaryIO, name: object, side: int) -> NDArray[np.uint8]:
+    """The pixels (3, side, side) of an image, resized. Raises BadInput that names a bad one."""
+    try:
+        with Image.open(file) as image:
+            resized = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+    except (UnidentifiedImageError, OSError) as error:
+        raise BadInput(f"cannot read the image {name}: {error} — remove or replace it") from None
+    return np.asarray(resized, np.uint8).transpose(2, 0, 1)
 
 
 def is_directory_of_images(path: Path) -> bool:
@@ -81,7 +84,7 @@ def load(
 
 def _split(images: ImageFiles, layout: Layout) -> dict[str, Examples]:
     order = shuffled(len(images), layout.seed)
-    held_out = max(1, round(len(order) * _EVAL_FRACTION))
+    held_out = max(1, round(len(order) * EVAL_FRACTION))
     validation = round(len(order) * layout.validation_fraction)
     parts = {
         "train": order[held_out + validation :],
@@ -111,7 +114,7 @@ def _collect(root: Path, names: tuple[str, ...]) -> tuple[tuple[Path, int], ...]
 def _split_roots(path: Path) -> dict[Path, str]:
     if not path.is_dir():
         raise BadInput(f"not a directory: {path} — name the directory of images")
-    candidates = ((path / name, split) for name, split in _SPLIT_DIRECTORIES.items())
+    candidates = ((path / name, split) for name, split in SPLIT_DIRECTORIES.items())
     return {root: split for root, split in candidates if root.is_dir() and _class_directories(root)}
 
 

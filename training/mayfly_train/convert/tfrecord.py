@@ -33,9 +33,7 @@ class Writer:
 
     def write(self, record: bytes) -> None:
         """Append one record."""
-        length = struct.pack("<Q", len(record))
-        self._stream.write(length + _FOOTER.pack(_masked_crc(length)))
-        self._stream.write(record + _FOOTER.pack(_masked_crc(record)))
+        self._stream.write(frame(record))
 
     def close(self) -> None:
         """Write out what is buffered and close the file."""
@@ -51,6 +49,14 @@ class Writer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def frame(record: bytes) -> bytes:
+    """A record as it stands in a file: length and data, each with its checksum."""
+    length = struct.pack("<Q", len(record))
+    return b"".join(
+        (length, _FOOTER.pack(_masked_crc(length)), record, _FOOTER.pack(_masked_crc(record)))
+    )
 
 
 def read(path: Path) -> Iterator[bytes]:
@@ -85,10 +91,12 @@ def require_whole(path: Path) -> None:
 
 def encode_example(image: bytes, label: int) -> bytes:
     """A tf.train.Example with features `image` (one bytes value) and `label` (one int64)."""
-    image_feature = _field(1, _field(1, image))  # Feature.bytes_list { BytesList.value }
-    label_feature = _field(3, _field(1, _varint(label)))  # Feature.int64_list { packed value }
-    features = _entry(b"image", image_feature) + _entry(b"label", label_feature)
-    return _field(1, features)  # Example.features
+    return _example(_field(1, _field(1, image)), label)  # Feature.bytes_list { BytesList.value }
+
+
+def encode_float_example(image: bytes, label: int) -> bytes:
+    """The same with float32 values, given as little-endian bytes, as `image`."""
+    return _example(_field(2, _field(1, image)), label)  # Feature.float_list { packed value }
 
 
 def decode_example(record: bytes) -> tuple[bytes, int]:
@@ -109,6 +117,12 @@ def decode_example(record: bytes) -> tuple[bytes, int]:
 def _masked_crc(data: bytes) -> int:
     crc = int(google_crc32c.value(data))
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _example(image_feature: bytes, label: int) -> bytes:
+    label_feature = _field(3, _field(1, _varint(label)))  # Feature.int64_list { packed value }
+    features = _entry(b"image", image_feature) + _entry(b"label", label_feature)
+    return _field(1, features)  # Example.features
 
 
 def _entry(key: bytes, feature: bytes) -> bytes:
