@@ -32,7 +32,7 @@ from mayfly.local.paths import find_paths
 from mayfly.radl_lint import lint
 from mayfly.redact import Redactor, hide
 from mayfly.report import make_report, render_terminal, write_html
-from mayfly.run_store import RunStore
+from mayfly.run_store import RunStore, preprocess_progress
 from mayfly.services import LOCAL, Services, open_bucket, reopen_services
 from mayfly.spec import json_schema, load_spec, parse_assignment
 from mayfly.summary import explain, table
@@ -188,12 +188,15 @@ def explain_command(
 def status(run: Run = None, as_json: Json = False, debug: Debug = False) -> None:
     """Show a run: its nodes, its tasks and how far it is."""
     record = _ledger().get(run)
-    reported, nodes = None, {}
+    reported, nodes, shards = None, {}, ""
     if not record.destroyed:
         services = _services(record)
-        reported = RunStore(services.client, record.uri).status()
+        store = RunStore(services.client, record.uri)
+        reported = store.status()
+        if reported is None:
+            shards, _ = preprocess_progress(store.preprocessing())
         nodes = access.states(services.im, record)
-    document = views.status_document(record, reported, nodes)
+    document = views.status_document(record, reported, nodes, shards)
     emit(document, views.status_table(document, reported), as_json=as_json)
 
 

@@ -22,7 +22,7 @@ from mayfly.errors import MayflyError
 from mayfly.ledger import Ledger, Record, Unwritable
 from mayfly.radl_render import render, write_radl
 from mayfly.run import Run, new_run_id
-from mayfly.run_store import RunStore, staging_progress
+from mayfly.run_store import RunStore, preprocess_progress, staging_progress
 from mayfly.services import Services, open_services, reopen_services
 from mayfly.spec import CHECKOUT, ClusterSpec
 from mayfly.steps import GROUPS, load_stages
@@ -136,6 +136,7 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     preflight.check_bucket(services.client, str(spec.model.destination))
     _provide_data(job, tools, services, phases)
     dataset = preflight.check_dataset(services.client, spec.data.source)
+    preflight.check_preprocess(spec, dataset)
     display.say(f"data: {dataset.uri}, {dataset.describe()}")
     with phases.phase("image"):
         extras = image_extras(spec.trainer.engine, spec.trainer.runtime)
@@ -226,6 +227,10 @@ def _configure(ready: Ready, infrastructure: str, tools: Tools, phases: Phases) 
         text, fraction = staging_progress(ready.store.staging())
         if text:
             display.update("staging", text, fraction)
+        if ready.job.spec.data.preprocess:
+            text, fraction = preprocess_progress(ready.store.preprocessing())
+            if text:
+                display.update("preprocessing", text, fraction)
 
     try:
         with phases.phase("contextualization") as report:
@@ -234,6 +239,10 @@ def _configure(ready: Ready, infrastructure: str, tools: Tools, phases: Phases) 
         _keep_messages(ready, infrastructure, tools)
         if reports := ready.store.staging():
             _split_staging(phases, staging_seconds(reports))
+        if ready.job.spec.data.preprocess and (reports := ready.store.preprocessing()):
+            text, _ = preprocess_progress(reports)
+            whole = not any(report.get("error") for report in reports)
+            display.finish("preprocessing", staging_seconds(reports), ok=whole, text=text)
 
 
 def _split_staging(phases: Phases, seconds: float) -> None:
@@ -245,7 +254,7 @@ def _split_staging(phases: Phases, seconds: float) -> None:
 
 
 def staging_seconds(reports: list[Any]) -> float:
-    """Return how long the slowest node took to copy its share."""
+    """Return how long the slowest node took to copy its share, or to convert."""
     return max((float(report.get("seconds") or 0.0) for report in reports), default=0.0)
 
 

@@ -106,6 +106,15 @@ PROGRAMS = {
     "builtin:mnist_lightning": ("torch",),
     "builtin:cifar10_torch": ("torch",),
 }
+# What each built-in program can read of what data.preprocess makes; the others read none of it.
+TFRECORD, TENSORS = "tfrecord", "tensors"
+PREPROCESSED = {
+    "builtin:cifar10": TFRECORD,
+    "builtin:cifar10_server": TFRECORD,
+    "builtin:mnist_horovod_keras": TENSORS,
+    "builtin:mnist_horovod_torch": TENSORS,
+    "builtin:mnist_lightning": TENSORS,
+}
 # Programs that are written in another framework than the engine's first.
 PROGRAM_FRAMEWORKS = {"builtin:mnist_horovod_torch": "torch"}
 # Where a framework does not do for an engine, what is to be known.

@@ -6,6 +6,7 @@ from typing import Any
 
 from mayfly.engines import COMMAND
 from mayfly.errors import UserError
+from mayfly.role_vars import data_dir
 from mayfly.spec import ClusterSpec
 from mayfly_train.cluster import Cluster, parse_cluster
 from mayfly_train.errors import BadInput
@@ -57,7 +58,7 @@ def example(spec: ClusterSpec) -> Cluster:
             "port": 2222,
             "nodes": {"ps": ps, "worker": workers},
             "namenode": {"rpc": f"hdfs://{hdfs}:9000", "http": f"http://{hdfs}:9870"},
-            "data_dir": f"hdfs://{hdfs}:9000/mayfly/data",
+            "data_dir": f"hdfs://{hdfs}:9000{data_dir(spec)}",
             "model_dir": f"hdfs://{hdfs}:9000/mayfly/{RUN}/model",
             "status_dir": f"/mayfly/{RUN}/status",
             "program": {

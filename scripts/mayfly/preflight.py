@@ -8,8 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mayfly.engines import COMMAND, PREPROCESSED, TFRECORD
 from mayfly.errors import UserError
+from mayfly.spec import ClusterSpec
 from mayfly_train import manifest, s3
+from mayfly_train.errors import BadInput
+from mayfly_train.preprocess import source
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Dataset:
     files: int
     bytes: int
     name: str
+    paths: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return what it is on one line."""
@@ -46,7 +51,33 @@ def check_dataset(client: Any, uri: str) -> Dataset:
         raise UserError(f"{uri} holds a {listed.kind}, not a dataset", "check data.source")
     manifest.require_match(listed, sizes, uri)
     name = str(listed.extra.get("name") or "")
-    return Dataset(uri, len(listed.files), listed.total_bytes, name)
+    return Dataset(uri, len(listed.files), listed.total_bytes, name, tuple(listed.by_path()))
+
+
+def check_preprocess(spec: ClusterSpec, dataset: Dataset) -> None:
+    """Raise an error when the job wants data preprocessed that nodes cannot, or its program cannot
+    read in that form; nothing happens when it wants none."""
+    wanted, trainer = spec.data.preprocess, spec.trainer
+    if wanted is None:
+        return
+    try:
+        kind = source.kind_of(dataset.paths)
+    except BadInput as error:
+        raise UserError(f"data.preprocess at {dataset.uri}: {error}") from None
+    if trainer.engine == COMMAND or PREPROCESSED.get(trainer.program) != TFRECORD:
+        return
+    args = trainer.args if trainer.program == "builtin:cifar10" else {}
+    side, channels = args.get("image_size", 32), args.get("channels", 3)
+    if kind == source.IMAGES and (wanted.image_size, 3) != (side, channels):
+        raise UserError(
+            f"data.preprocess.image_size is {wanted.image_size}",
+            f"{trainer.program} reads images of {channels}×{side}×{side} with these trainer.args",
+        )
+    if kind == source.IDX and channels != 1:
+        raise UserError(
+            f"{dataset.uri} holds grey images, and {trainer.program} reads {channels} channels",
+            "builtin:cifar10 reads them with trainer.args {image_size: 28, channels: 1}",
+        )
 
 
 def is_unfinished(client: Any, uri: str) -> bool:

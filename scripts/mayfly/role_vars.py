@@ -23,6 +23,7 @@ def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         **_deadman(spec, run),
         "dataset_source": spec.data.source,
         "dataset_run_uri": run.uri(spec),
+        **_preprocess(spec),
         **_s3("dataset", run),
         "runtime_framework": spec.trainer.runtime,
         **({"horovod_framework": spec.trainer.runtime} if spec.trainer.engine == HOROVOD else {}),
@@ -64,6 +65,26 @@ def _trainer(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         "trainer_max_duration_s": spec.limits.max_duration,
         "trainer_tensorboard": spec.tensorboard,
     }
+
+
+def _preprocess(spec: ClusterSpec) -> dict[str, Any]:
+    """What the nodes convert the data to; they need further packages for it."""
+    wanted = spec.data.preprocess
+    if wanted is None:
+        return {}
+    return {
+        "agent_convert": True,
+        "dataset_preprocess_to": wanted.to,
+        "dataset_preprocess_shards": spec.shards,
+        "dataset_preprocess_normalise": wanted.normalise,
+        "dataset_preprocess_image_size": wanted.image_size,
+        "trainer_data_dir": data_dir(spec),
+    }
+
+
+def data_dir(spec: ClusterSpec) -> str:
+    """The directory in HDFS that a program reads its data from."""
+    return "/mayfly/preprocessed" if spec.data.preprocess else "/mayfly/data"
 
 
 def _program(spec: ClusterSpec) -> dict[str, Any]:

@@ -39,10 +39,17 @@ class RunStore:
 
     def staging(self) -> list[Mapping[str, Any]]:
         """Return the reports of the nodes that copy the data, possibly none."""
+        return self._reports("staging-")
+
+    def preprocessing(self) -> list[Mapping[str, Any]]:
+        """Return the reports of the nodes that convert the data, possibly none."""
+        return self._reports("preprocess-")
+
+    def _reports(self, prefix: str) -> list[Mapping[str, Any]]:
         try:
             directory = self.uri.join("status")
             names = s3.list_sizes(self._client, directory)
-            wanted = sorted(name for name in names if name.startswith("staging-"))
+            wanted = sorted(name for name in names if name.startswith(prefix))
             return [s3.read_json(self._client, directory.join(name)) for name in wanted]
         except NodeError:
             return []
@@ -65,3 +72,10 @@ def staging_progress(reports: list[Mapping[str, Any]]) -> tuple[str, float | Non
     if not total:
         return "", None
     return f"{done / 2**20:,.0f} of {total / 2**20:,.0f} MiB into HDFS", min(1.0, done / total)
+
+
+def preprocess_progress(reports: list[Mapping[str, Any]]) -> tuple[str, float | None]:
+    """Return a text and the fraction done of preprocessing, whose nodes each know the whole."""
+    done = max((int(report.get("files_done") or 0) for report in reports), default=0)
+    total = max((int(report.get("files_total") or 0) for report in reports), default=0)
+    return (f"{done} of {total} shards", done / total) if total else ("", None)

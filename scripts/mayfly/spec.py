@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -25,7 +25,16 @@ from pydantic import (
     model_validator,
 )
 
-from mayfly.engines import COMMAND, ENGINES, ESTIMATOR, FRAMEWORKS, PROGRAM_FRAMEWORKS, PROGRAMS
+from mayfly.engines import (
+    COMMAND,
+    ENGINES,
+    ESTIMATOR,
+    FRAMEWORKS,
+    PREPROCESSED,
+    PROGRAM_FRAMEWORKS,
+    PROGRAMS,
+    TFRECORD,
+)
 from mayfly.errors import UserError, nearest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -349,6 +358,34 @@ class Trainer(Model):
         return self
 
 
+class Preprocess(Model):
+    """What the workers convert the data to, together, before they train."""
+
+    to: Literal["tfrecord", "tensors"]
+    """`tensors`: NumPy files of float32 images with their labels; `tfrecord`: records as
+    `mayfly data put` makes them, or with float32 images when `mean` and `std` are given."""
+    shards: int | None = Field(default=None, ge=1)
+    """Files of the training split, each made by one worker at a time; empty: four for each worker,
+    at least eight. Other splits get files of the same size."""
+    mean: float | None = Field(default=None, allow_inf_nan=False)
+    """Taken from pixels that go from 0 to 1; 0.1307 for MNIST's programs. Goes with `std`."""
+    std: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """What the rest is divided by; 0.3081 for MNIST's programs."""
+    image_size: int = Field(default=224, ge=1)
+    """Side in pixels that image files are resized to; IDX files keep their size."""
+
+    @property
+    def normalise(self) -> list[float]:
+        """Mean and standard deviation; empty without."""
+        return [] if self.mean is None or self.std is None else [self.mean, self.std]
+
+    @model_validator(mode="after")
+    def _mean_goes_with_std(self) -> Preprocess:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std go together: give both or neither")
+        return self
+
+
 class Data(Model):
     """The training data."""
 
@@ -358,6 +395,9 @@ class Data(Model):
     format: Literal["tfrecord", "files"] = "tfrecord"
     """How the data lies there: `tfrecord`, to which `mayfly data put` converts, or `files`, as they
     were (`mayfly data put --format files`)."""
+    preprocess: Preprocess | None = None
+    """Convert the data on the nodes before training: MNIST's IDX files, or a directory of images
+    for each class, put with `--format files`. Empty: programs read it as it is."""
 
 
 class ModelOutput(Model):
@@ -432,6 +472,12 @@ class ClusterSpec(Model):
     def count(self, group: str) -> int:
         """How many nodes the group `ps` or `worker` has."""
         return self.nodes.ps.count if group == "ps" else self.nodes.worker.count
+
+    @property
+    def shards(self) -> int:
+        """In how many files preprocessing makes the training split: enough to share them well."""
+        wanted = self.data.preprocess.shards if self.data.preprocess else None
+        return wanted or max(8, 4 * self.count("worker"))
 
     def in_bucket(self, default_bucket: str | None) -> ClusterSpec:
         """The spec with full S3 URIs: `default_bucket` fills an empty destination, and a relative
@@ -520,6 +566,7 @@ def validate(values: dict[str, Any], layers: list[Layer]) -> ClusterSpec:
     except ValidationError as error:
         raise _explain(error, layers) from None
     _require_what_the_engine_needs(spec, layers)
+    _require_what_preprocessing_needs(spec, layers)
     return spec
 
 
@@ -545,6 +592,33 @@ def _require_what_the_engine_needs(spec: ClusterSpec, layers: list[Layer]) -> No
         advice = f"is written for engine {' or '.join(PROGRAMS[trainer.program])}: with engine "
         advice += f"{trainer.engine} use {' or '.join(fitting)}, or a program of your own"
         raise refuse("trainer.program", trainer.program, advice)
+
+
+def _require_what_preprocessing_needs(spec: ClusterSpec, layers: list[Layer]) -> None:
+    """Raise UserError when the data cannot be preprocessed, or the program cannot read the result.
+
+    What lies in the bucket is looked at later (`preflight`), before anything is created, too.
+    """
+    wanted, trainer = spec.data.preprocess, spec.trainer
+    if wanted is None:
+        return
+    if spec.data.format != "files":
+        advice = "must be 'files': data.preprocess converts files as they were, and these are "
+        advice += "TFRecords already"
+        where = _origin(["data", "format"], layers)
+        raise UserError(f"data.format is {spec.data.format!r}{where}", advice)
+    if trainer.engine == COMMAND or not trainer.program.startswith("builtin:"):
+        return
+    readable = PREPROCESSED.get(trainer.program)
+    if readable != wanted.to:
+        advice = f"{trainer.program} reads {readable or 'nothing that is preprocessed'}: "
+        advice += f"write {readable}" if readable else "leave data.preprocess out"
+        where = _origin(["data", "preprocess", "to"], layers)
+        raise UserError(f"data.preprocess.to is {wanted.to!r}{where}", advice)
+    if readable == TFRECORD and wanted.normalise:
+        where = _origin(["data", "preprocess", "mean"], layers)
+        advice = f"leave mean and std out: {trainer.program} reads bytes and scales them itself"
+        raise UserError(f"data.preprocess.mean is {wanted.mean}{where}", advice)
 
 
 def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -621,6 +695,7 @@ _HINTS = {
 }
 _TYPES: dict[str, Callable[[dict[str, Any]], str]] = {
     "greater_than_equal": lambda ctx: f"must be {ctx['ge']} or more",
+    "greater_than": lambda ctx: f"must be above {ctx['gt']:g}",
     "int_parsing": lambda _: "must be a whole number",
     "int_type": lambda _: "must be a whole number",
     "int_from_float": lambda _: "must be a whole number",
@@ -670,9 +745,11 @@ def _known_keys(parents: list[str]) -> list[str]:
     model: type[BaseModel] = ClusterSpec
     for name in parents:
         annotation = model.model_fields[name].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        choices = [x for x in (annotation, *get_args(annotation)) if isinstance(x, type)]
+        nested = [choice for choice in choices if issubclass(choice, BaseModel)]
+        if not nested:
             return []
-        model = annotation
+        model = nested[0]
     return sorted(model.model_fields)
 
 

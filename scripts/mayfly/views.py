@@ -51,10 +51,18 @@ def runs_table(documents: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def status_document(
-    record: Record, status: Status | None, nodes: Mapping[str, str]
+    record: Record, status: Status | None, nodes: Mapping[str, str], preprocessing: str = ""
 ) -> dict[str, Any]:
-    """Return what `status` says: the record, what the run reports, and its nodes' states."""
-    return {**run_document(record), "nodes": dict(nodes), "status": status.raw if status else None}
+    """Return what `status` says: the record, what the run reports, and its nodes' states.
+
+    Before training, `preprocessing` is how far that is.
+    """
+    return {
+        **run_document(record),
+        "nodes": dict(nodes),
+        "preprocessing": preprocessing or None,
+        "status": status.raw if status else None,
+    }
 
 
 def status_table(document: Mapping[str, Any], status: Status | None) -> Table:
@@ -62,7 +70,7 @@ def status_table(document: Mapping[str, Any], status: Status | None) -> Table:
     table = Table(title=f"run {document['run']}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    for key in ("state", "outcome", "error", "uri", "infrastructure"):
+    for key in ("state", "outcome", "error", "uri", "infrastructure", "preprocessing"):
         if document.get(key):
             table.add_row(key, str(document[key]))
     for node, state in document["nodes"].items():
@@ -100,6 +108,7 @@ def plan_table(document: Mapping[str, Any]) -> Table:
         "program": trainer["program"],
         "training": f"{trainer['engine']}, {trainer['mode']}, {trainer['steps']:,} global steps",
         "data": spec["data"]["source"],
+        **_preprocess_row(spec["data"]["preprocess"]),
         "model": f"{document['run_uri']}model/",
         "longest": duration(spec["limits"]["max_duration"]),
         "RADL": document["radl"],
@@ -112,6 +121,10 @@ def plan_table(document: Mapping[str, Any]) -> Table:
     for notice in document["notices"]:
         table.add_row("note", notice)
     return table
+
+
+def _preprocess_row(wanted: Mapping[str, Any] | None) -> dict[str, str]:
+    return {"preprocess": f"to {wanted['to']}, by all workers"} if wanted else {}
 
 
 def platform_document(made: LocalPlatform) -> dict[str, Any]:

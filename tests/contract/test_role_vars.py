@@ -24,6 +24,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "trainer.args": {"layers": [1, 2], "fast": True},
         "mode": "sync",
     },
+    "preprocess": {"engine": "torch", "data.preprocess.to": "tensors"},
 }
 TYPES = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list, "float": (int, float)}
 

@@ -81,6 +81,16 @@ class Case:
 CASES = [
     Case("local"),
     Case("local_torch", {"engine": "torch"}),
+    Case(
+        "local_preprocess",
+        {
+            "engine": "horovod",
+            "workers": 3,
+            "data.preprocess.to": "tensors",
+            "data.preprocess.mean": 0.1307,
+            "data.preprocess.std": 0.3081,
+        },
+    ),
     Case("local_tf_server", {"engine": "tf-server"}),
     Case(
         "local_command",

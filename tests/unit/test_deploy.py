@@ -45,6 +45,7 @@ class FakeStore:
 
     statuses: list[dict] = field(default_factory=lambda: [DONE])
     reports: list[dict] = field(default_factory=lambda: [{"seconds": 2.0}])
+    converted: list[dict] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
     writable: bool = True
 
@@ -61,6 +62,9 @@ class FakeStore:
 
     def staging(self):
         return self.reports
+
+    def preprocessing(self):
+        return self.converted
 
 
 @dataclass
@@ -226,6 +230,16 @@ def test_what_cannot_be_destroyed_is_a_failure_that_counts_it(stage, monkeypatch
     assert outcome.document["ok"] is False
     assert outcome.document["leftovers"] == 1
     assert "node-1" in outcome.document["error"]["message"]
+
+
+def test_preprocessing_is_shown_where_a_job_asks_for_it(stage, monkeypatch):
+    wanted = {"cloud": "local", "engine": "horovod", "data.preprocess.to": "tensors"}
+    spec, profile = load_job(None, wanted, {})
+    stage.ready = replace(stage.ready, job=Job(spec, profile))
+    monkeypatch.setattr(module, "prepare", lambda *_: stage.ready)
+    stage.store.converted = [{"seconds": 3.0, "files_done": 8, "files_total": 8, "error": None}]
+    assert run(stage).error is None
+    assert "preprocessing done" in stage.display.lines
 
 
 def test_staging_is_not_counted_twice(stage):

@@ -10,7 +10,8 @@ from moto import mock_aws
 
 from mayfly import preflight
 from mayfly.errors import RunFailed, UserError
-from mayfly.run_store import RunStore, staging_progress
+from mayfly.run_store import RunStore, preprocess_progress, staging_progress
+from mayfly.spec import load_spec
 from mayfly.verify import verify_model
 from mayfly_train.errors import BadInput
 
@@ -130,3 +131,52 @@ def test_the_store_reads_what_a_run_wrote(client):
 def test_a_status_that_is_no_document_counts_as_none(client):
     put(client, "runs/one/status.json", "{half a docu")
     assert RunStore(client, RUN).status() is None
+
+
+# --- preprocessing ----------------------------------------------------------------------------
+
+IDX = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz",
+       "t10k-labels-idx1-ubyte.gz")  # fmt: skip
+
+
+def preprocessing(*paths, to="tfrecord", **settings):
+    overrides = {"cloud": "local", "data.format": "files", "data.preprocess.to": to, **settings}
+    dataset = preflight.Dataset("s3://bucket/data/", len(paths), 1, "", paths)
+    preflight.check_preprocess(load_spec(None, overrides, {}), dataset)
+
+
+def test_files_that_nodes_cannot_preprocess_are_refused_before_anything_is_created(client):
+    put_manifest(client, "data/", "dataset", {"data_batch_1.bin": 1})
+    put(client, "data/data_batch_1.bin")
+    dataset = preflight.check_dataset(client, "s3://bucket/data/")
+    assert dataset.paths == ("data_batch_1.bin",)
+    with pytest.raises(UserError, match="at s3://bucket/data/: nothing to preprocess: data_batch"):
+        preprocessing(*dataset.paths)
+    preflight.check_preprocess(load_spec(None, {"cloud": "local"}, {}), dataset)
+
+
+def test_images_of_a_size_that_the_program_does_not_take_are_refused():
+    images = {"data.preprocess.image_size": 64}
+    preprocessing("a/1.png", **images, **{"trainer.args.image_size": 64})
+    with pytest.raises(UserError, match="image_size is 64 — builtin:cifar10 reads images of 3×32"):
+        preprocessing("a/1.png", **images)
+    server = {"engine": "tf-server", "trainer.args.image_size": 64}
+    with pytest.raises(UserError, match="builtin:cifar10_server reads images of 3×32×32"):
+        preprocessing("a/1.png", **images, **server)
+
+
+def test_grey_images_are_refused_for_a_program_of_three_channels():
+    preprocessing(*IDX, **{"trainer.args.channels": 1})
+    preprocessing(*IDX, to="tensors", engine="horovod")
+    with pytest.raises(UserError, match="holds grey images, and builtin:cifar10 reads 3 channels"):
+        preprocessing(*IDX)
+
+
+def test_the_store_reads_how_far_preprocessing_is(client):
+    store = RunStore(client, RUN)
+    assert preprocess_progress(store.preprocessing()) == ("", None)
+    for node, done in (("n1", 3), ("n2", 4)):
+        report = json.dumps({"worker": node, "files_done": done, "files_total": 16})
+        put(client, f"runs/one/status/preprocess-{node}.json", report)
+    assert preprocess_progress(store.preprocessing()) == ("4 of 16 shards", 0.25)
+    assert store.staging() == []

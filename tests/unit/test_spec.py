@@ -454,3 +454,64 @@ def test_the_environment_is_text():
 )
 def test_environments_that_are_refused(environment, message):
     assert message in error(trainer__environment=environment)
+
+
+# --- preprocessing ----------------------------------------------------------------------------
+
+
+def test_preprocessing_is_off_unless_it_is_asked_for():
+    assert load().data.preprocess is None
+    spec = load(engine="horovod", data__preprocess__to="tensors", workers=3)
+    assert (spec.data.preprocess.to, spec.data.preprocess.normalise) == ("tensors", [])
+    assert spec.shards == 12
+    assert load(engine="torch", workers=1).shards == 8
+    given = load(
+        engine="horovod",
+        data__preprocess={"to": "tensors", "shards": 3, "mean": 0.5, "std": "0.25"},
+    )
+    assert (given.shards, given.data.preprocess.normalise) == (3, [0.5, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"to": "csv"}, "data.preprocess.to is 'csv'"),
+        ({"shards": 4}, "data.preprocess.to is not set — add it to the job file"),
+        ({"to": "tensors", "shards": 0}, "data.preprocess.shards is 0"),
+        ({"to": "tensors", "shards": 1.5}, "must be a whole number"),
+        ({"to": "tensors", "mean": 0.1}, "mean and std go together: give both or neither"),
+        ({"to": "tensors", "mean": 0, "std": 0}, "must be above 0"),
+        ({"to": "tensors", "mean": float("nan"), "std": 1}, "data.preprocess.mean is nan"),
+        ({"to": "tensors", "image_size": 0}, "must be 1 or more"),
+        ({"to": "tensors", "shard": 1}, "unknown key 'shard' in data.preprocess"),
+        ({"to": "tensors", "shard": 1}, "did you mean 'shards'?"),
+        ({"to": "tfrecord"}, "builtin:mnist_horovod_keras reads tensors: write tensors"),
+    ],
+)
+def test_preprocessing_that_cannot_be_done_is_refused(settings, message):
+    assert message in error(engine="horovod", data__preprocess=settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "(from the default job) — must be 'files': data.preprocess"),
+        ({"data__format": "files"}, "builtin:cifar10 reads tfrecord: write tfrecord"),
+        ({"engine": "mwms"}, "reads nothing that is preprocessed: leave data.preprocess out"),
+        ({"engine": "keras-ps"}, "reads nothing that is preprocessed: leave data.preprocess out"),
+    ],
+)
+def test_results_that_the_program_cannot_read_are_refused(settings, message):
+    assert message in error(data__preprocess={"to": "tensors"}, **settings)
+
+
+def test_programs_that_scale_pixels_themselves_get_bytes():
+    wanted = {"to": "tfrecord", "mean": 0.5, "std": 0.5}
+    says = error(data__format="files", data__preprocess=wanted)
+    assert "leave mean and std out: builtin:cifar10 reads bytes" in says
+
+
+def test_programs_of_ones_own_may_read_anything():
+    own = {"trainer__program": "git+https://h.org/r", "trainer__entrypoint": "t.py"}
+    assert load(engine="mwms", data__preprocess={"to": "tfrecord"}, **own).data.preprocess
+    assert load(engine="command", data__preprocess={"to": "tfrecord"}).data.preprocess
