@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import json
+import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.preprocess_fakes import DESTINATION, Progress, stage, staged_idx, work
 from tests.unit.test_torch_programs import PROGRAMS, Files, Library, idx
+
+from mayfly_train.preprocess import Options, preprocess
 
 ABSENT = ("fsspec", "horovod", "horovod.torch", "horovod.tensorflow", "tensorflow", "torch")
 
@@ -93,3 +99,97 @@ def test_idx_files_are_read_gzipped_or_not(monkeypatch, tmp_path):
     assert module.read_idx(f"{tmp_path}/", "train-labels-idx1-ubyte").tolist() == [3, 9]
     with pytest.raises(SystemExit, match=r"no t10k-images-idx3-ubyte \(or .gz\) in "):
         module.read_idx(str(tmp_path), "t10k-images-idx3-ubyte")
+
+
+# --- preprocessed tensors -------------------------------------------------------------------------
+
+
+def test_ranks_have_all_pictures_once_and_make_as_many_steps_for_any_numbers(program):
+    chance = random.Random(9)
+    cases = [(60_000, 64, 3), (60_000, 64, 2), (10, 7, 4), (7, 7, 7), (8, 1, 1)]
+    for _ in range(200):
+        world = chance.randrange(1, 9)
+        size = chance.randrange(world, 200)
+        cases.append((chance.randrange(size, 5000), size, world))
+    for length, size, world in cases:
+        ranks = [program.OwnBatches(length, size, world, rank, seed=1) for rank in range(world)]
+        own = [index for batches in ranks for index in batches.own]
+        assert own == list(range(length))
+        steps = range(ranks[0].per_epoch)
+        per_rank = [list(batches.parts(steps)) for batches in ranks]
+        for parts, batches in zip(per_rank, ranks, strict=True):
+            indices = np.concatenate(parts)
+            assert len(set(indices.tolist())) == len(indices)  # none twice in an epoch
+            assert indices.max() < len(batches.own)
+        sizes = np.array([[len(part) for part in parts] for parts in per_rank]).sum(0)
+        assert (sizes == size).all()
+
+
+def test_own_batches_go_on_after_a_restart_in_their_order(program):
+    whole = list(program.OwnBatches(100, 16, 3, 1, seed=1).parts(range(20)))
+    rest = list(program.OwnBatches(100, 16, 3, 1, seed=1).parts(range(9, 20)))
+    assert [part.tolist() for part in whole[9:]] == [part.tolist() for part in rest]
+    assert whole[0].tolist() != whole[6].tolist()
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """What preprocessing leaves of small pictures, and their labels."""
+    store, values = staged_idx(50, 12)
+    pixels = np.arange(50 * 784, dtype=np.uint32).reshape(50, 28, 28).astype(np.uint8)
+    tests = pixels[:12]
+    names = ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte")
+    labels = {name: array for name, array in values.items() if "labels" in name}
+    files = {**labels, **dict(zip(names, (pixels, tests), strict=True))}
+    stage(store, {name: idx(array) for name, array in files.items()})
+    options = Options("tensors", 7, (0.1307, 0.3081))
+    preprocess(work(store, options), Progress())
+    for name in store.names():
+        (tmp_path / name).write_bytes(store.files[f"{DESTINATION}/{name}"])
+    return tmp_path, pixels, labels["train-labels-idx1-ubyte"]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 11])
+def test_ranks_read_what_preprocessing_made_as_they_would_read_idx(
+    program, monkeypatch, stored, world
+):
+    directory, pixels, labels = stored
+    opened = []
+
+    def read_file(path):
+        opened.append(path.rpartition("/")[2])
+        path = Path(path)
+        return path.read_bytes() if path.exists() else None
+
+    monkeypatch.setattr(program, "read_file", read_file)
+    about = program.preprocessed(f"{directory}/")
+    assert about["counts"] == {"train": 50, "eval": 12}
+    parts = []
+    for rank in range(world):
+        own = program.OwnBatches(50, 16, world, rank, seed=1).own
+        opened.clear()
+        parts.append(program.read_tensors(str(directory), about, "train", own))
+        assert len(opened) <= len(own) // 7 + 2  # only the files that have some of its pictures
+    images, found = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    expected = (pixels.reshape(50, -1).astype(np.float32) / 255 - program.MEAN) / program.STD
+    assert images.dtype == np.float32 and (images == expected).all()
+    assert found.dtype == np.int64 and (found == labels).all()
+
+
+def test_idx_files_are_read_as_ever_where_nothing_was_preprocessed(program, monkeypatch, stored):
+    directory, *_ = stored
+    about = json.loads((directory / "metadata.json").read_text())
+    contents = {"no": None, "records": {**about, "format": "tfrecord"}}
+    for content in contents.values():
+        data = None if content is None else json.dumps(content).encode()
+        monkeypatch.setattr(program, "read_file", lambda _path, data=data: data)
+        assert program.preprocessed("/data") is None
+    assert program.scaling(None) == "float32 [n, 784]: pixels / 255, less 0.1307, by 0.3081"
+    assert program.scaling(about) == program.scaling(None)
+
+
+def test_pictures_of_another_size_are_refused(program, monkeypatch):
+    data = json.dumps({"format": "tensors", "shape": [3, 32, 32]}).encode()
+    monkeypatch.setattr(program, "read_file", lambda _path: data)
+    with pytest.raises(SystemExit, match="this network takes 28x28"):
+        program.preprocessed("/data")

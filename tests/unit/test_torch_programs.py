@@ -80,6 +80,20 @@ def test_processes_share_the_batches_that_one_would_see(program):
         assert len({index for part in own for index in part}) == 16
 
 
+@pytest.mark.parametrize(("length", "size", "world"), [(100, 16, 3), (60, 7, 4)])
+def test_processes_draw_from_their_own_part_of_tensors(program, length, size, world):
+    own = program("mnist_lightning").OwnBatches
+    processes = [own(length, size, world, rank, seed=1) for rank in range(world)]
+    assert [i for batches in processes for i in batches.own] == list(range(length))
+    parts = [list(batches) for batches in processes]
+    assert {len(steps) for steps in parts} == {length // size}
+    for step in range(length // size):
+        assert sum(len(steps[step]) for steps in parts) == size
+    for steps, batches in zip(parts, processes, strict=True):
+        drawn = [index for part in steps for index in part]
+        assert len(set(drawn)) == len(drawn) and max(drawn) < len(batches.own)
+
+
 def test_each_epoch_has_an_order_of_its_own(program):
     batches = program("mnist_lightning").SharedBatches(100, 10, 1, 0, seed=1)
     first = list(batches)

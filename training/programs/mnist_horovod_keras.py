@@ -6,12 +6,14 @@ epochs; pictures normalised by (0.1307, 0.3081) and flattened.
     mnist_horovod_keras.py --data-dir D --job-dir M [--epochs 10 | --train-steps N]
 
 Runs under Mayfly's engine horovod, under `horovodrun`, and alone. D holds the four IDX files of
-MNIST or Fashion-MNIST, gzipped or not. Rank 0 saves to `M/checkpoints`, from where all go on after
-a restart, with as many ranks as there are then, and leaves a SavedModel in `M/export`. Both may be
-anything that tf.io.gfile opens, such as hdfs://.
+MNIST or Fashion-MNIST, gzipped or not, or what `data.preprocess` has made of them (`to: tensors`):
+then each rank reads only the files that it needs. Rank 0 saves to `M/checkpoints`, from where all
+go on after a restart, with as many ranks as there are then, and leaves a SavedModel in `M/export`.
+Both may be anything that tf.io.gfile opens, such as hdfs://.
 
 A global step is one batch of `--batch-size` samples, divided among the ranks: the gradients, and
-the samples seen, are those of one process, whatever the number of ranks. With `--batch-per-rank`
+the samples seen, are those of one process, whatever the number of ranks (of tensors, each rank
+draws from its own part, and only the number of samples is the same). With `--batch-per-rank`
 each rank takes as many, a step is larger, and the learning rate is scaled by the number of ranks
 (Goyal et al., https://arxiv.org/abs/1706.02677). In both cases it is warmed up.
 """
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
+import io
 import json
 import os
 import struct
@@ -68,17 +71,18 @@ def main(argv: list[str]) -> None:
     saver = tf.train.CheckpointManager(checkpoint, f"{job_dir}/checkpoints", max_to_keep=KEEP)
     done = restore(saver)
 
-    data = load(args.data_dir, "train")
-    batches = SharedBatches(len(data[0]), batch_size(args), hvd.size(), hvd.rank(), args.seed)
+    stored = preprocessed(args.data_dir)
+    data, batches = training_data(args, stored)
     steps = args.train_steps or args.epochs * batches.per_epoch
     tell(restored_step=done)
     train(args, saver, data, batches, range(done, steps))
 
-    correct, seen = test(model, load(args.data_dir, "test"))
+    correct, seen = test(model, test_data(args.data_dir, stored))
     digest = equal_weights(iter(model.get_weights()))
     tell(evaluated_step=max(done, steps), accuracy=f"{correct / seen:.4f}")
     if hvd.rank() == 0:
         facts = {"accuracy": correct / seen, "pictures": seen, "weights_sha256": digest}
+        facts["input"] = scaling(stored)
         export(job_dir, model, {"global_step": max(done, steps), "ranks": hvd.size(), **facts})
     hvd.shutdown()
 
@@ -155,6 +159,59 @@ class SharedBatches:
             yield order[start + self.rank : start + self.size : self.world]
 
 
+class OwnBatches(SharedBatches):
+    """The same where a rank has only a part of the pictures, from which it draws its part.
+
+    The ranks' parts are disjoint, all together are all pictures, and each is as large as its part
+    of a batch: so all ranks make the same number of steps. Which pictures are in one step depends
+    on the number of ranks.
+    """
+
+    @property
+    def own(self) -> range:
+        """This rank's pictures, by their numbers in the whole."""
+        shares = [len(range(rank, self.size, self.world)) for rank in range(self.rank + 1)]
+        before, after = sum(shares[:-1]), sum(shares)
+        return range(self.length * before // self.size, self.length * after // self.size)
+
+    def parts(self, steps: range) -> Iterator[np.ndarray]:
+        """This rank's part of each of the steps: indices among its own pictures, int64."""
+        take = len(range(self.rank, self.size, self.world))
+        epoch, order = -1, np.empty(0, np.int64)
+        for step in steps:
+            if step // self.per_epoch != epoch:
+                epoch = step // self.per_epoch
+                chance = np.random.default_rng((self.seed, epoch, self.rank))
+                order = chance.permutation(len(self.own))
+            start = step % self.per_epoch * take
+            yield order[start : start + take]
+
+
+def training_data(
+    args: argparse.Namespace, stored: Mapping[str, Any] | None
+) -> tuple[tuple[tf.Tensor, tf.Tensor], SharedBatches]:
+    """Pictures and labels to train on, and their batches: all of them, or this rank's own."""
+    place = (batch_size(args), hvd.size(), hvd.rank(), args.seed)
+    if stored is None:
+        data = load(args.data_dir, "train")
+        return data, SharedBatches(len(data[0]), *place)
+    batches = OwnBatches(stored["counts"]["train"], *place)
+    images, labels = read_tensors(args.data_dir, stored, "train", batches.own)
+    return (tf.constant(images), tf.constant(labels)), batches
+
+
+def test_data(data_dir: str, stored: Mapping[str, Any] | None) -> tuple[tf.Tensor, tf.Tensor]:
+    """This rank's part of the test set: all ranks have all of it, none has a picture twice."""
+    world, rank = hvd.size(), hvd.rank()
+    if stored is None:
+        pictures, labels = load(data_dir, "test")
+        return pictures[rank::world], labels[rank::world]
+    count = stored["counts"]["eval"]
+    wanted = range(count * rank // world, count * (rank + 1) // world)
+    images, labels = read_tensors(data_dir, stored, "eval", wanted)
+    return tf.constant(images), tf.constant(labels)
+
+
 def load(data_dir: str, split: str) -> tuple[tf.Tensor, tf.Tensor]:
     """The pictures of a split, float32 [n, 784], normalised, and their labels, int64 [n]."""
     pixels, labels = (read_idx(data_dir, name) for name in FILES[split])
@@ -162,18 +219,61 @@ def load(data_dir: str, split: str) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.constant(scaled.astype(np.float32)), tf.constant(labels.astype(np.int64))
 
 
+def read_file(path: str) -> bytes | None:
+    """The content of a file, None when there is none."""
+    if not tf.io.gfile.exists(path):
+        return None
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return bytes(file.read())
+
+
 def read_idx(data_dir: str, name: str) -> np.ndarray:
     """The array of unsigned bytes in an IDX file, gzipped or not. Ends the program without it."""
     for path in (f"{data_dir.rstrip('/')}/{name}{suffix}" for suffix in ("", ".gz")):
-        if not tf.io.gfile.exists(path):
+        data = read_file(path)
+        if data is None:
             continue
-        with tf.io.gfile.GFile(path, "rb") as file:
-            data = file.read()
         data = gzip.decompress(data) if path.endswith(".gz") else data
         dimensions = data[3]
         shape = struct.unpack_from(f">{dimensions}I", data, 4)
         return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
     raise SystemExit(f"no {name} (or .gz) in {data_dir}: give the directory of the IDX files")
+
+
+def preprocessed(data_dir: str) -> dict[str, Any] | None:
+    """What metadata.json says where `data.preprocess` made tensors of the data; None otherwise."""
+    content = read_file(f"{data_dir.rstrip('/')}/metadata.json")
+    stored = json.loads(content) if content else {}
+    if stored.get("format") != "tensors":
+        return None
+    if np.prod(stored["shape"]) != 28 * 28:
+        raise SystemExit(f"images of {stored['shape']} in {data_dir}: this network takes 28x28")
+    return dict(stored)
+
+
+def read_tensors(
+    data_dir: str, stored: Mapping[str, Any], split: str, wanted: range
+) -> tuple[np.ndarray, np.ndarray]:
+    """Those pictures of a split, float32 [n, 784], and labels, from the files that have some."""
+    images, labels = [np.empty((0, 28 * 28), np.float32)], [np.empty(0, np.int64)]
+    first = 0
+    for name, count in stored["files"][split]:
+        start, stop = max(wanted.start - first, 0), min(wanted.stop - first, count)
+        first += count
+        if start < stop:
+            content = read_file(f"{data_dir.rstrip('/')}/{name}")
+            if content is None:
+                raise SystemExit(f"no {name} in {data_dir}: preprocess the data again")
+            part = np.load(io.BytesIO(content), allow_pickle=False)[start:stop]
+            images.append(part["image"].reshape(len(part), -1))
+            labels.append(part["label"])
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def scaling(stored: Mapping[str, Any] | None) -> str:
+    """What was done to pixels, in words."""
+    done = stored["normalised"] if stored else {"mean": MEAN, "std": STD}
+    return f"float32 [n, 784]: pixels / 255, less {done['mean']}, by {done['std']}"
 
 
 # --- training ------------------------------------------------------------------------------------
@@ -234,8 +334,8 @@ def count(seen: int, expected: int) -> None:
 
 
 def test(model: tf.keras.Model, data: tuple[tf.Tensor, tf.Tensor]) -> tuple[int, int]:
-    """Right answers, and pictures: each rank tests its part, none has one twice."""
-    pictures, labels = (tensor[hvd.rank() :: hvd.size()] for tensor in data)
+    """Right answers, and pictures, over all ranks: each tests its own."""
+    pictures, labels = data
     correct = 0
     for start in range(0, len(labels), EVAL_BATCH):
         answers = tf.argmax(model(pictures[start : start + EVAL_BATCH]), 1)
@@ -287,7 +387,6 @@ def restore(saver: tf.train.CheckpointManager) -> int:
 def export(job_dir: str, model: tf.keras.Model, facts: Mapping[str, Any]) -> None:
     """Leave a SavedModel and what is needed to use it under `<job-dir>/export`."""
     about = {
-        "input": f"float32 [n, 784]: pixels / 255, less {MEAN}, by {STD}",
         "output": "logits [n, 10]",
         **facts,
     }

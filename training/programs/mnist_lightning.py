@@ -7,25 +7,28 @@ epochs; pictures normalised by (0.1307, 0.3081) and flattened.
 
 Runs alone, under torchrun on any number of nodes, or as one process a node with MASTER_ADDR,
 MASTER_PORT, NODE_RANK and WORLD_SIZE set. D holds the four IDX files of MNIST or Fashion-MNIST,
-gzipped or not. `M/checkpoints` is where a restarted run goes on from, `M/export` gets the model.
-Both may be anything that fsspec opens, such as hdfs://. When M is a directory of each node's own,
-rank 0 writes, and gives its checkpoint to the others when they start again.
+gzipped or not, or what `data.preprocess` has made of them (`to: tensors`): then each process reads
+only the files that it needs. `M/checkpoints` is where a restarted run goes on from, `M/export` gets
+the model. Both may be anything that fsspec opens, such as hdfs://. When M is a directory of each
+node's own, rank 0 writes, and gives its checkpoint to the others when they start again.
 
 A global step is one batch of `--batch-size` samples, divided among the processes: the gradients,
-and the samples seen, are those of one process, whatever their number. With
-`--batch-per-process` each process takes as many, and a step is larger.
+and the samples seen, are those of one process, whatever their number (of tensors, each process
+draws from its own part, and only the number of samples is the same). With `--batch-per-process`
+each process takes as many, and a step is larger.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import fsspec
@@ -108,15 +111,26 @@ class Pictures(lightning.LightningDataModule):
         """Shuffled batches, this process's part of each."""
         world, rank = self._place()
         size = self.batch_size * world if self.batch_per_process else self.batch_size
-        data = load(self.data_dir, "train")
-        batches = SharedBatches(len(data), size, world, rank, self.seed)
+        stored = preprocessed(self.data_dir)
+        if stored is None:
+            data = load(self.data_dir, "train")
+            batches = SharedBatches(len(data), size, world, rank, self.seed)
+        else:
+            batches = OwnBatches(stored["counts"]["train"], size, world, rank, self.seed)
+            data = read_tensors(self.data_dir, stored, "train", batches.own)
         return DataLoader(data, sampler=batches, batch_size=None)
 
     def test_dataloader(self) -> DataLoader[Any]:
         """This process's part of the whole set, every picture once over all processes."""
         world, rank = self._place()
-        data = load(self.data_dir, "test")
-        own = TensorDataset(*(tensor[rank::world] for tensor in data.tensors))
+        stored = preprocessed(self.data_dir)
+        if stored is None:
+            data = load(self.data_dir, "test")
+            own = TensorDataset(*(tensor[rank::world] for tensor in data.tensors))
+        else:
+            count = stored["counts"]["eval"]
+            wanted = range(count * rank // world, count * (rank + 1) // world)
+            own = read_tensors(self.data_dir, stored, "eval", wanted)
         return DataLoader(own, batch_size=EVAL_BATCH)
 
     def _place(self) -> tuple[int, int]:
@@ -149,6 +163,29 @@ class SharedBatches(Sampler[list[int]]):
             yield order[start + self.rank : start + self.size : self.world].tolist()
 
 
+class OwnBatches(SharedBatches):
+    """The same where a process has only a part of the pictures, from which it draws its part.
+
+    The processes' parts are disjoint, all together are all pictures, and each is as large as its
+    part of a batch: so all make the same number of steps. Which pictures are in one step depends
+    on the number of processes.
+    """
+
+    @property
+    def own(self) -> range:
+        """This process's pictures, by their numbers in the whole."""
+        shares = [len(range(rank, self.size, self.world)) for rank in range(self.rank + 1)]
+        before, after = sum(shares[:-1]), sum(shares)
+        return range(self.length * before // self.size, self.length * after // self.size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        chance = np.random.default_rng((self.seed, self.epoch, self.rank))
+        order = chance.permutation(len(self.own))
+        take = len(range(self.rank, self.size, self.world))
+        for start in range(0, len(self) * take, take):
+            yield order[start : start + take].tolist()
+
+
 def load(data_dir: str, split: str) -> TensorDataset:
     """The pictures of a split, float32 [n, 784], normalised, and their labels, int64 [n]."""
     pixels, labels = (read_idx(data_dir, name) for name in FILES[split])
@@ -156,19 +193,62 @@ def load(data_dir: str, split: str) -> TensorDataset:
     return TensorDataset(torch.from_numpy(scaled), torch.from_numpy(labels.astype(np.int64)))
 
 
+def read_file(path: str) -> bytes | None:
+    """The content of a file, None when there is none."""
+    try:
+        with fsspec.open(path, "rb") as file:
+            return bytes(file.read())
+    except FileNotFoundError:
+        return None
+
+
 def read_idx(data_dir: str, name: str) -> np.ndarray:
     """The array of unsigned bytes in an IDX file, gzipped or not. Ends the program without it."""
     for path in (f"{data_dir.rstrip('/')}/{name}{suffix}" for suffix in ("", ".gz")):
-        try:
-            with fsspec.open(path, "rb") as file:
-                data = file.read()
-        except FileNotFoundError:
+        data = read_file(path)
+        if data is None:
             continue
         data = gzip.decompress(data) if path.endswith(".gz") else data
         dimensions = data[3]
         shape = struct.unpack_from(f">{dimensions}I", data, 4)
         return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
     raise SystemExit(f"no {name} (or .gz) in {data_dir}: give the directory of the IDX files")
+
+
+def preprocessed(data_dir: str) -> dict[str, Any] | None:
+    """What metadata.json says where `data.preprocess` made tensors of the data; None otherwise."""
+    content = read_file(f"{data_dir.rstrip('/')}/metadata.json")
+    stored = json.loads(content) if content else {}
+    if stored.get("format") != "tensors":
+        return None
+    if np.prod(stored["shape"]) != 28 * 28:
+        raise SystemExit(f"images of {stored['shape']} in {data_dir}: this network takes 28x28")
+    return dict(stored)
+
+
+def read_tensors(
+    data_dir: str, stored: Mapping[str, Any], split: str, wanted: range
+) -> TensorDataset:
+    """Those pictures of a split, float32 [n, 784], and labels, from the files that have some."""
+    images, labels = [np.empty((0, 28 * 28), np.float32)], [np.empty(0, np.int64)]
+    first = 0
+    for name, count in stored["files"][split]:
+        start, stop = max(wanted.start - first, 0), min(wanted.stop - first, count)
+        first += count
+        if start < stop:
+            content = read_file(f"{data_dir.rstrip('/')}/{name}")
+            if content is None:
+                raise SystemExit(f"no {name} in {data_dir}: preprocess the data again")
+            part = np.load(io.BytesIO(content), allow_pickle=False)[start:stop]
+            images.append(part["image"].reshape(len(part), -1))
+            labels.append(part["label"])
+    return TensorDataset(*(torch.from_numpy(np.concatenate(x)) for x in (images, labels)))
+
+
+def scaling(stored: Mapping[str, Any] | None) -> str:
+    """What was done to pixels, in words."""
+    done = stored["normalised"] if stored else {"mean": MEAN, "std": STD}
+    return f"float32 [n, 784]: pixels / 255, less {done['mean']}, by {done['std']}"
 
 
 # --- training ------------------------------------------------------------------------------------
@@ -272,6 +352,7 @@ def main() -> None:
         cli.trainer.save_checkpoint(f"{job_dir}/checkpoints/{final}")
     (facts,) = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
     if cli.trainer.is_global_zero:
+        facts["input"] = scaling(preprocessed(cli.config.data_dir))
         export(job_dir, cli.model, {"global_step": cli.trainer.global_step, **facts})
 
 
@@ -342,11 +423,10 @@ def from_rank_0(value: Any) -> list[Any]:
     return box
 
 
-def export(job_dir: str, model: Classifier, facts: dict[str, float]) -> None:
+def export(job_dir: str, model: Classifier, facts: dict[str, Any]) -> None:
     """Leave the weights and what is needed to use them under `<job-dir>/export`."""
     about = {
         "network": repr(model.network),
-        "input": f"float32 [n, 784]: pixels / 255, less {MEAN}, by {STD}",
         "output": f"logits [n, {model.network[-1].out_features}]",
         **facts,
     }
