@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench bench-staging bench-input bench-scaling \
-        bench-deploy bench-memory bench-ddp bench-engines soak docs docs-check goldens \
+        bench-deploy bench-memory bench-ddp bench-engines bench-preprocess soak docs docs-check goldens \
         build check plan deploy status destroy local-up local-down local-status clean
 
 BIN := .venv/bin
@@ -99,6 +99,9 @@ bench-ddp: setup-dev ## PyTorch DDP on one and two nodes of one core, RUNS=3
 
 bench-engines: setup-dev ## Each engine with one worker and with two, one core each, RUNS=3
 	@$(TESTENV) $(BIN)/python tests/bench/engines.py $(RUNS)
+
+bench-preprocess: setup-dev ## Preprocessing by one node beside all nodes together, RUNS=5
+	@$(TESTENV) $(BIN)/python tests/bench/preprocess.py $(RUNS)
 
 soak: setup-dev ## RUNS=20 short runs in a row: what grows without end?
 	@$(TESTENV) $(BIN)/python tests/bench/soak.py $(RUNS)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("scripts", "training", "tests", "tests/e2e")]
 
 from faults import lab as kept  # noqa: E402
+from faults import nodes as node_tools  # noqa: E402, F401 (for the benches)
 from machine import nodes  # noqa: E402
 
 import testenv  # noqa: E402 (the path must be set before)
