@@ -10,14 +10,15 @@ BIN := .venv/bin
 flag = $(if $(strip $($(1))),--$(2) '$(strip $($(1)))')
 FLAGS = $(if $(JOB),'$(JOB)') $(call flag,CLOUD,cloud) $(call flag,WORKERS,workers) $(call flag,PS,ps) \
         $(call flag,MODE,mode) $(call flag,STEPS,steps) $(call flag,ENGINE,engine) $(call flag,BUCKET,bucket) \
-        $(call flag,NAME,name) $(foreach pair,$(SET),--set '$(pair)')
+        $(call flag,REGION,region) $(call flag,IMAGE,image) $(call flag,BUDGET,budget) $(call flag,NAME,name) \
+        $(call flag,PRICES,prices) $(call flag,INVENTORY,inventory) $(foreach pair,$(SET),--set '$(pair)')
 SWITCHES = $(if $(filter-out 0,$(YES)),--yes) $(if $(filter-out 0,$(JSON)),--json) \
-           $(if $(filter-out 0,$(KEEP)),--keep) $(if $(filter-out 0,$(DEBUG)),--debug)
+           $(if $(filter-out 0,$(KEEP)),--keep) $(if $(filter-out 0,$(DRY_RUN)),--dry-run) $(if $(filter-out 0,$(DEBUG)),--debug)
 TESTENV := $(BIN)/python tests/testenv.py
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 18
-	@echo; echo "Variables of deploy and plan: CLOUD WORKERS PS MODE STEPS ENGINE BUCKET NAME JOB SET JSON YES KEEP DEBUG"
+	@echo; echo "Variables of deploy and plan: CLOUD WORKERS PS MODE STEPS ENGINE BUCKET REGION IMAGE BUDGET PRICES INVENTORY NAME JOB SET JSON YES KEEP DRY_RUN DEBUG"
 
 setup: ## Make the Python environment (.venv); deploy does it by itself
 	@scripts/setup.sh
@@ -32,7 +33,7 @@ check: setup ## Say what CLOUD=… needs and what of it is missing, and who you 
 	@$(BIN)/mayfly check $(call flag,CLOUD,cloud) $(filter --json --debug,$(SWITCHES))
 
 plan: setup ## Show what deploy would make, and write the rendered RADL
-	@$(BIN)/mayfly plan $(FLAGS) $(filter --json --debug,$(SWITCHES))
+	@$(BIN)/mayfly plan $(FLAGS) $(filter --json --debug --dry-run,$(SWITCHES))
 
 status: setup ## Show the latest run, or RUN=<id>
 	@$(BIN)/mayfly status $(RUN) $(filter --json,$(SWITCHES))

@@ -10,31 +10,37 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from mayfly import access, check, data, logs, views
 from mayfly.auth.find import CLOUDS
+from mayfly.cloud_commands import around, clouds_command, prices_app
 from mayfly.clouds import load_cloud, load_job
 from mayfly.console import emit, report_error
-from mayfly.deploy import Job, Tools, deploy, export_again, prepare
+from mayfly.deploy import Tools, deploy, export_again, prepare
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases, make_display
+from mayfly.dry_run import write as write_artefacts
 from mayfly.errors import UserError
 from mayfly.explain import explain_job
 from mayfly.heat import commands as heat
 from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
+from mayfly.offer import Offer, Options, make_offer
+from mayfly.places import Target
+from mayfly.planning import Plan
 from mayfly.radl_lint import lint
 from mayfly.redact import Redactor, hide
 from mayfly.report import make_report, render_terminal, write_html
 from mayfly.run_store import RunStore, preprocess_progress
 from mayfly.services import LOCAL, Services, open_bucket, reopen_services
-from mayfly.spec import json_schema, load_spec, parse_assignment
+from mayfly.spec import CHECKOUT, json_schema, load_spec, parse_assignment
 from mayfly.summary import explain, table
 from mayfly_train import convert
 from mayfly_train.explain import as_text
@@ -52,6 +58,8 @@ local_app = typer.Typer(help="What CLOUD=local runs on this machine.", no_args_i
 app.add_typer(data_app, name="data")
 app.add_typer(local_app, name="local")
 app.add_typer(heat.app, name="heat")
+app.add_typer(prices_app, name="prices")
+app.command("clouds", epilog="Example: mayfly clouds")(clouds_command)
 
 # typer carries its own copy of click, whose errors have no public name there.
 _ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -70,13 +78,26 @@ Steps = Annotated[int | None, typer.Option(help="Global steps.")]
 Engine = Annotated[str | None, typer.Option(help="Training engine.")]
 Bucket = Annotated[str | None, typer.Option(help="Bucket, or s3://bucket/prefix/, of the model.")]
 Region = Annotated[str | None, typer.Option(help="Region of the cloud.")]
+Image = Annotated[str | None, typer.Option(help="Image of the nodes instead of the cloud's.")]
+Budget = Annotated[str | None, typer.Option(help="Most that the run may cost, such as '5 USD'.")]
+Prices = Annotated[Path | None, typer.Option(help="Price list; docs/costs.md has its form.")]
+Inventory = Annotated[
+    Path | None, typer.Option(help="Inventory of machines of your own, for --cloud static.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Write the artefacts; start, ask and make nothing.")
+]
 Name = Annotated[str | None, typer.Option(help="Name; the run's identifier starts with it.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any key of the job file; may be repeated."),
 ]
 LAYOUT = convert.Layout()
-FLAGS = ("cloud", "workers", "ps", "mode", "steps", "engine", "bucket", "region", "name")
+BUILD = CHECKOUT / "build"
+FLAGS = (
+    *("cloud", "workers", "ps", "mode", "steps", "engine", "bucket", "region", "image"),
+    *("budget", "name"),
+)
 
 
 def _example(*lines: str) -> str:
@@ -95,20 +116,32 @@ def deploy_command(
     engine: Engine = None,
     bucket: Bucket = None,
     region: Region = None,
+    image: Image = None,
+    budget: Budget = None,
     name: Name = None,
     settings: Set = None,
+    prices: Prices = None,
+    inventory: Inventory = None,
+    dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before it costs money.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes at the end.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run a job to its end: nodes, data, training, verified model, nothing left."""
-    wanted = _job(context, keep)
-    _confirm(wanted, yes, as_json)
+    options = Options(dry_run, prices, inventory)
+    offer = _offer(context, options)
+    if dry_run:
+        _write_only(offer, options, as_json)
+        return
+    wanted = replace(offer.job, keep=keep)
+    _confirm(offer.plan, yes, as_json)
     signal.signal(signal.SIGTERM, _interrupt)
     with make_display(plain=as_json) as display:
         tools = _tools(display)
         _say_what_is_left(tools.ledger, display)
+        if wanted.profile.needs_confirmation:
+            display.say(views.price_line(offer.plan))
         outcome = deploy(wanted, tools)
     emit(
         outcome.document,
@@ -134,16 +167,26 @@ def plan(
     engine: Engine = None,
     bucket: Bucket = None,
     region: Region = None,
+    image: Image = None,
+    budget: Budget = None,
     name: Name = None,
     settings: Set = None,
+    prices: Prices = None,
+    inventory: Inventory = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check everything, show what deploy would make, and write the rendered RADL; make no node."""
-    wanted = _job(context)
+    """Check everything, show what deploy would make, at what price, and write the rendered RADL;
+    make no node."""
+    options = Options(dry_run, prices, inventory)
+    offer = _offer(context, options)
+    if dry_run or offer.job.profile.backend == "inventory":
+        _write_only(offer, options, as_json)
+        return
     with make_display(plain=as_json) as display:
-        ready = prepare(wanted, _tools(display), Phases(display))
-    document = views.plan_document(ready)
+        ready = prepare(offer.job, _tools(display), Phases(display))
+    document = views.plan_document(offer.plan, views.ready_document(ready), dry_run=False)
     emit(document, views.plan_table(document), as_json=as_json)
 
 
@@ -430,27 +473,41 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place + 1 :]
 
 
-def _job(context: typer.Context, keep: bool = False) -> Job:
-    """Return the job that the command line asks for; a flag wins over the same key in --set."""
+def _offer(context: typer.Context, options: Options) -> Offer:
+    """Return the job that the command line asks for, and its plan."""
     file, overrides = _layers(context.params)
-    spec, profile = load_job(file, overrides, os.environ)
-    return Job(spec, profile, keep)
+    spec, profile = load_job(file, overrides, os.environ, dry_run=options.dry_run)
+    return make_offer(spec, profile, options, around())
+
+
+def _write_only(offer: Offer, options: Options, as_json: bool) -> None:
+    """Write a run's artefacts, and show the plan."""
+    job = offer.job
+    target = Target(job.spec, job.profile, job.place)
+    made = write_artefacts(target, BUILD, os.environ, options.inventory)
+    document = views.plan_document(
+        offer.plan, made.document(job.spec, job.profile), dry_run=options.dry_run
+    )
+    emit(document, views.plan_table(document), as_json=as_json)
 
 
 def _layers(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
-    """Return the job file and what stands above it."""
+    """Return the job file and what stands above it; a flag wins over the same key in --set."""
     assigned = dict(parse_assignment(text) for text in given["settings"] or [])
     flags = {name: given.get(name) for name in FLAGS}
     return (Path(given["job"]) if given["job"] else None), {**assigned, **flags}
 
 
-def _confirm(job: Job, yes: bool, as_json: bool) -> None:
-    if yes or not job.profile.needs_confirmation:
+def _confirm(plan: Plan, yes: bool, as_json: bool) -> None:
+    """Show the plan and ask, unless the nodes cost nothing or the answer was given before."""
+    if yes or not plan.profile.needs_confirmation:
         return
     if as_json or not sys.stdin.isatty():
-        raise UserError(f"nodes on {job.profile.title} cost money", "say so with --yes")
-    count = job.spec.count("ps") + job.spec.count("worker")
-    if not typer.confirm(f"Make {count} nodes on {job.profile.title}?", err=True):
+        raise UserError(f"nodes on {plan.profile.title} cost money", "say so with --yes")
+    document = views.plan_document(plan, {}, dry_run=False)
+    Console(stderr=True).print(views.plan_table(document))
+    count = sum(group.count for group in plan.nodes)
+    if not typer.confirm(f"Make {count} nodes on {plan.profile.title}?", err=True):
         raise KeyboardInterrupt
 
 

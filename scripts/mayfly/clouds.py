@@ -1,6 +1,6 @@
 """The clouds that nodes can be made on: one data file each, radl/clouds/<cloud>.yml.
 
-A new cloud is a new file; there is no code per cloud.
+A new cloud is a new file; there is no code per cloud but for asking its provider (providers/).
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mayfly.errors import MayflyError, unknown
+from mayfly.errors import MayflyError, UserError, unknown
 from mayfly.spec import CHECKOUT, ClusterSpec, load_spec
+from mayfly.unresolved import mark
 
 CLOUDS = CHECKOUT / "radl/clouds"
+Group = Literal["ps", "worker"]
+SettingName = Literal["region", "host", "vo"]
 
 
 class _Model(BaseModel):
@@ -33,6 +36,79 @@ class NodeSize(_Model):
     """System disk in GB; None leaves it to the cloud."""
 
 
+class InstanceType(_Model):
+    """What one instance type has."""
+
+    cpu: int = Field(ge=1)
+    """Virtual cores."""
+    memory_mb: int = Field(ge=512)
+    """Memory in MiB."""
+    gpu: int = Field(default=0, ge=0)
+    """GPUs."""
+    gpu_model: str | None = None
+    """Which ones."""
+
+    @model_validator(mode="after")
+    def _model_goes_with_gpu(self) -> InstanceType:
+        if (self.gpu_model is not None) != (self.gpu > 0):
+            raise ValueError("gpu_model goes with gpu")
+        return self
+
+
+class ImageRule(_Model):
+    """Which image the nodes get: by owner and name, never by an identifier."""
+
+    url: str
+    """IM's image URL; {region}, {host}, {vo}, {owner} and {image} are filled in."""
+    owner: str | None = None
+    """Who must own the image, as the provider names owners."""
+    name: str
+    """Name, with `*` where the provider's listing is searched."""
+    publisher: str
+    """The owner, for people."""
+    lookup: Literal["ec2", "openstack"] | None = None
+    """Whose listing is searched, with the user's keys, for the identifier that goes into the URL;
+    None: IM or the cloud finds the newest image of that name by itself."""
+
+    @property
+    def scheme(self) -> str:
+        """What the URL begins with: `aws`."""
+        return self.url.partition("://")[0]
+
+    @property
+    def in_region(self) -> bool:
+        """Whether the URL names the region first."""
+        return self.url.startswith(f"{self.scheme}://{{region}}/")
+
+
+class Setting(_Model):
+    """Something about the place that has to be known: a region, a site, a server."""
+
+    environment: tuple[str, ...] = ()
+    """Variables that name it, the first one that is set wins."""
+    default: str | None = None
+    """What is taken when nothing names it."""
+    pattern: str | None = None
+    """Regular expression that the whole value must match."""
+    example: str
+    """What one looks like."""
+    needed: bool = True
+    """Nothing can be rendered without it."""
+    in_job: bool = True
+    """The job file can name it."""
+
+
+class Resource(_Model):
+    """A kind of thing that a run makes at the provider."""
+
+    kind: str
+    """What it is called there."""
+    per: Literal["node", "public_node", "run"]
+    """What each one belongs to."""
+    count: int = Field(default=1, ge=1)
+    """How many of them that has."""
+
+
 class CloudProfile(_Model):
     """What is particular to one cloud."""
 
@@ -40,16 +116,45 @@ class CloudProfile(_Model):
     """The name of its file."""
     title: str
     """What it is, for people."""
-    image: str | None
-    """IM's image URL, such as `aws://us-east-1/ami-…`; None when the platform makes the image."""
+    exercised: str
+    """How far it was tried, honestly."""
+    backend: Literal["im", "inventory"] = "im"
+    """Who makes the nodes: IM, from RADL, or nobody (an inventory names them)."""
+    image: ImageRule | None
+    """Image of the nodes; None when the platform makes it, or the machines are there."""
     user: str | None
-    """Login user of the image; None when the connector sets it."""
-    sizes: dict[Literal["ps", "worker"], NodeSize]
-    """Default size of each group's nodes."""
-    instance_types: bool
-    """The cloud sells instance types and spot capacity in regions (false: these are ignored)."""
+    """Login user of the image; None when the connector or the inventory sets it."""
+    settings: dict[SettingName, Setting] = {}
+    """What the image's URL is made of."""
+    sizes: dict[Group, NodeSize]
+    """Least size of each group's nodes."""
+    instances: Literal["listed", "flavors", "sizes", "none"]
+    """How a node's size is asked for. `listed`: by a type, by default the first of `types` that is
+    large enough. `flavors`: by CPU and memory, or by one of the site's own types. `sizes`: by CPU
+    and memory only. `none`: not at all."""
+    types: dict[str, InstanceType] = {}
+    """Well-known instance types, from small to large. Others may be used, too."""
+    gpu: Literal["type", "count", "none"] = "none"
+    """How GPUs are asked for: by a type that has them, by their number, or not at all."""
+    spot: bool = False
+    """Interruptible nodes can be asked for."""
+    spot_warning: str | None = None
+    """What a plan with such nodes says about them."""
+    disk: Literal["size", "flavor", "image", "none"] = "none"
+    """How the system disk's size is asked for: as a `size`, as a property of the `flavor`, or not
+    at all, being the `image`'s."""
+    disk_type: str | None = None
+    """Kind of the system disk, where IM's default is a bad one."""
+    zones: bool = False
+    """A job can choose an availability zone."""
+    zone_is_region: bool = False
+    """IM reads the region from the availability zone."""
+    networks: bool = False
+    """A job can name existing networks."""
     public_workers: bool = False
     """Workers need a public address too, where the private network has no way out."""
+    prices: Literal["aws", "azure", "free"] | None = None
+    """Whose price list can be fetched; `free`: nodes cost nothing; None: only from a file."""
     needs_confirmation: bool
     """Ask, or want --yes, before anything is made: it costs money."""
     collection: Literal["url", "bucket", "galaxy"]
@@ -57,6 +162,20 @@ class CloudProfile(_Model):
     bucket, by an expiring URL) or `galaxy` (the released version)."""
     bucket: str | None = None
     """Bucket for data and models when none is given."""
+    creates: tuple[Resource, ...] = ()
+    """What a run makes there."""
+    quirks: tuple[str, ...] = ()
+    """What is good to know, one line each."""
+
+    @model_validator(mode="after")
+    def _types_go_with_listed(self) -> CloudProfile:
+        if (self.instances == "listed") != bool(self.types):
+            raise ValueError("types go with instances: listed")
+        return self
+
+    def has_public_address(self, group: str, spec: ClusterSpec) -> bool:
+        """Whether the nodes of a group get a public address."""
+        return group == "ps" or self.public_workers or not spec.count("ps")
 
 
 def known_clouds(directory: Path = CLOUDS) -> list[str]:
@@ -78,30 +197,71 @@ def load_cloud(name: str, directory: Path = CLOUDS) -> CloudProfile:
 
 
 def load_job(
-    file: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, str]
+    file: Path | None,
+    overrides: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    dry_run: bool = False,
 ) -> tuple[ClusterSpec, CloudProfile]:
     """The complete spec (buckets filled in) and its cloud's profile; see `load_spec`.
 
-    Raises UserError for what is wrong or missing in the job.
+    Raises UserError for what is wrong or missing in the job; a dry run may leave out the bucket.
     """
     spec = load_spec(file, overrides, environ)
     profile = load_cloud(spec.cloud)
+    _refuse_what_it_cannot_give(spec, profile)
+    if dry_run and profile.bucket is None and spec.model.destination is None:
+        return spec.with_destination(f"s3://{mark('bucket')}/"), profile
     return spec.in_bucket(profile.bucket), profile
 
 
 def notices(spec: ClusterSpec, profile: CloudProfile) -> list[str]:
     """What the job asks for and this cloud cannot give: one line each, for the plan."""
-    if profile.instance_types:
-        return []
-    asked = {
-        "region": spec.region,
-        "nodes.ps.instance": spec.nodes.ps.instance,
-        "nodes.ps.spot": spec.nodes.ps.spot,
-        "nodes.worker.instance": spec.nodes.worker.instance,
-        "nodes.worker.spot": spec.nodes.worker.spot,
-    }
+    asked: dict[str, object] = {}
+    if profile.image is None or not profile.image.in_region:
+        asked["region"] = spec.region  # IM's auth file may name one
+    if profile.image is None:
+        asked["image"] = spec.image
+    if profile.instances in ("none", "sizes"):
+        asked["nodes.ps.instance"] = spec.nodes.ps.instance
+        asked["nodes.worker.instance"] = spec.nodes.worker.instance
+    if profile.instances == "none":
+        asked |= {f"nodes.{group}.{key}": value for group, key, value in _scarce(spec)}
+    if not profile.zones:
+        asked["zone"] = spec.zone
+    if not profile.networks:
+        asked["network.public"] = spec.network.public
+        asked["network.private"] = spec.network.private
     return [
-        f"{key} is ignored: cloud {profile.name!r} has no regions, instance types or spot nodes"
+        f"{key} is ignored: cloud {profile.name!r} has no such choice"
         for key, value in asked.items()
         if value
     ]
+
+
+def _scarce(spec: ClusterSpec) -> list[tuple[str, str, object]]:
+    """What a job may ask of nodes that not every cloud has: group, key and value."""
+    groups = (("ps", spec.nodes.ps), ("worker", spec.nodes.worker))
+    return [
+        (group, key, value)
+        for group, nodes in groups
+        for key, value in (("gpu", nodes.gpu), ("spot", nodes.spot))
+    ]
+
+
+def _refuse_what_it_cannot_give(spec: ClusterSpec, profile: CloudProfile) -> None:
+    """Raise UserError where leaving it out would cost more, or train without what was wanted."""
+    if profile.instances == "none":
+        return
+    can = {"gpu": profile.gpu != "none", "spot": profile.spot}
+    for group, key, value in _scarce(spec):
+        if value and not can[key] and spec.count(group):
+            able = [name for name in known_clouds() if _has(load_cloud(name), key)]
+            raise UserError(
+                f"nodes.{group}.{key} is {value!r}: cloud {profile.name!r} gives none through IM",
+                f"leave it out, or pick one of {', '.join(able)}",
+            )
+
+
+def _has(profile: CloudProfile, key: str) -> bool:
+    return profile.gpu != "none" if key == "gpu" else profile.spot

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mayfly import collection, data, export, fashion_mnist, inputs, preflight
+from mayfly import collection, data, export, fashion_mnist, images, inputs, preflight
 from mayfly.clouds import CloudProfile
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases
 from mayfly.engines import image_extras
-from mayfly.errors import MayflyError
+from mayfly.errors import MayflyError, UserError
 from mayfly.ledger import Ledger, Record, Unwritable
+from mayfly.places import Place
 from mayfly.radl_render import render, write_radl
 from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore, preprocess_progress, staging_progress
-from mayfly.services import Services, open_services, reopen_services
+from mayfly.services import Services, local_image, open_services, reopen_services
 from mayfly.spec import CHECKOUT, ClusterSpec
 from mayfly.steps import GROUPS, load_stages
 from mayfly.summary import PHASES, failure_document, success_document
@@ -51,6 +52,9 @@ class Job:
     spec: ClusterSpec
     profile: CloudProfile
     keep: bool = False
+    place: Place = Place()
+    finder: images.Finder | None = None
+    """Who looks up images at the provider, where somebody has to."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     Raises an error for everything that is known to be wrong now.
     """
     spec, display = job.spec, tools.display
+    _refuse_own_machines(job)
     with phases.phase("services"):
         services = open_services(spec.cloud, tools.environ, display.say)
     display.redact = display.redact.knowing(services.secrets)
@@ -139,8 +144,7 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     preflight.check_preprocess(spec, dataset)
     display.say(f"data: {dataset.uri}, {dataset.describe()}")
     with phases.phase("image"):
-        extras = image_extras(spec.trainer.engine, spec.trainer.runtime)
-        image = services.image(job.profile, extras, display.say)
+        image = _image(job, services, tools)
     with phases.phase("collection"):
         run = _new_run(job, tools, services, image)
     uri = run.uri(spec)
@@ -149,6 +153,21 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     write_radl(radl, path)
     display.say(f"run {run.id}: {_nodes(spec)} on {job.profile.title}; RADL in {path}")
     return Ready(job, run, uri, services, RunStore(services.client, uri), radl, path)
+
+
+def _refuse_own_machines(job: Job) -> None:
+    if job.profile.backend == "inventory":
+        raise UserError(
+            f"mayfly does not run the playbooks on {job.profile.title} yet",
+            f"`mayfly plan --cloud {job.profile.name} --inventory FILE` prints the command to run",
+        )
+
+
+def _image(job: Job, services: Services, tools: Tools) -> str:
+    if services.platform is None:
+        return images.resolve(job.spec, job.profile, job.place, job.finder)
+    extras = image_extras(job.spec.trainer.engine, job.spec.trainer.runtime)
+    return local_image(extras, tools.display.say)
 
 
 def _nodes(spec: ClusterSpec) -> str:
@@ -191,6 +210,7 @@ def _new_run(job: Job, tools: Tools, services: Services, image: str) -> Run:
         s3_region=services.s3.region,
         session_token=services.s3.session_token is not None,
         keep=job.keep,
+        region=job.place.region,
     )
 
 

@@ -16,6 +16,7 @@ from radl.radl import RADLParseException
 from radl.radl_parse import parse_radl
 
 from mayfly.errors import UserError
+from mayfly.unresolved import marks
 
 _OUTPORTS = re.compile(r"outports\s*=\s*'([^']*)'")
 _CONTAINS = re.compile(r"contains\s*\(([^()]*)\)")
@@ -57,10 +58,14 @@ class _Recipe:
         return self.start + len(self.lines)
 
 
-def lint(text: str) -> list[Finding]:
-    """All findings in a RADL text, in order of lines; empty when IM would take it."""
+def lint(text: str, *, dry_run: bool = False) -> list[Finding]:
+    """All findings in a RADL text, in order of lines; empty when IM would take it.
+
+    What `deploy` finds out later may stand open in the text of a dry run, and only there.
+    """
     outside, recipes = _split(text)
     found = {
+        *(() if dry_run else _unresolved(text)),
         *_skipped_characters(outside),
         *_outports(outside),
         *_contains(outside),
@@ -102,6 +107,13 @@ def _split(text: str) -> tuple[list[str], list[_Recipe]]:
     if body is not None:
         recipes.append(_Recipe(len(outside) - len(body) + 1, tuple(body), closed=False))
     return outside, recipes
+
+
+def _unresolved(text: str) -> Iterator[Finding]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        for name in marks(line):
+            message = f"{name} is left open: a dry run wrote this — `mayfly plan` without it fills"
+            yield Finding(number, f"{message} it in")
 
 
 def _skipped_characters(lines: list[str]) -> Iterator[Finding]:

@@ -10,12 +10,14 @@ import os
 import sys
 from pathlib import Path
 
-from mayfly.clouds import load_job
+from mayfly import images
+from mayfly.clouds import CloudProfile, load_job
 from mayfly.collection import galaxy_version
 from mayfly.errors import MayflyError, UserError
+from mayfly.places import Place, find_place
 from mayfly.radl_render import render
 from mayfly.run import Run, new_run_id
-from mayfly.spec import parse_assignment
+from mayfly.spec import ClusterSpec, parse_assignment
 from mayfly.steps import load_stages
 
 
@@ -43,17 +45,24 @@ def _parser() -> argparse.ArgumentParser:
 def _rendered(options: argparse.Namespace) -> str:
     overrides = dict(parse_assignment(text) for text in options.set)
     spec, profile = load_job(options.job, overrides, os.environ)
-    image = options.image or profile.image
-    if image is None:
-        raise UserError(f"cloud {profile.name!r} has no image of its own", "give --image URL")
+    place = find_place(spec, profile, os.environ)
+    image = options.image or _image(spec, profile, place)
     run = Run(
         id=new_run_id(spec.name),
         image=image,
         collection=options.collection or galaxy_version(),
         s3_endpoint=options.s3_endpoint,
         s3_region=options.s3_region,
+        region=place.region,
     )
     return render(spec, profile, run, load_stages())
+
+
+def _image(spec: ClusterSpec, profile: CloudProfile, place: Place) -> str:
+    """The image's URL, where it is known without asking a provider."""
+    if profile.image is None:
+        raise UserError(f"cloud {profile.name!r} has no image of its own", "give --image URL")
+    return images.resolve(spec, profile, place)
 
 
 if __name__ == "__main__":

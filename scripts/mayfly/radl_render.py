@@ -14,19 +14,30 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from mayfly import inputs
 from mayfly.clouds import CloudProfile
 from mayfly.errors import MayflyError
+from mayfly.node_types import Nodes, plan_nodes
 from mayfly.radl_lint import lint
 from mayfly.role_vars import role_vars, share
 from mayfly.run import Run
 from mayfly.spec import CHECKOUT, ClusterSpec
-from mayfly.steps import GROUPS, GroupPlay, Stage
+from mayfly.steps import GroupPlay, Stage
 
 TEMPLATES = CHECKOUT / "radl"
 # SSH is the only service that is public. TensorFlow's gRPC has no authentication.
 PUBLIC_PORTS = "22/tcp"
 
 
-def render(spec: ClusterSpec, profile: CloudProfile, run: Run, stages: tuple[Stage, ...]) -> str:
-    """The RADL text. Raises MayflyError when what came out is not RADL that IM takes."""
+def render(
+    spec: ClusterSpec,
+    profile: CloudProfile,
+    run: Run,
+    stages: tuple[Stage, ...],
+    *,
+    dry_run: bool = False,
+) -> str:
+    """The RADL text. Raises MayflyError when what came out is not RADL that IM takes.
+
+    In a dry run, what is not known yet may be marked as such (see `unresolved`).
+    """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -37,7 +48,7 @@ def render(spec: ClusterSpec, profile: CloudProfile, run: Run, stages: tuple[Sta
     )
     template = environment.get_template("cluster.radl.j2")
     text = template.render(context(spec, profile, run, stages))
-    findings = lint(text)
+    findings = lint(text, dry_run=dry_run)
     if findings:
         raise MayflyError(f"the rendered RADL is wrong, line {findings[0]}", "this is our bug")
     return text
@@ -59,7 +70,10 @@ def context(
         "cloud": profile.name,
         "inputs": [inputs.S3_ACCESS_KEY_ID, inputs.S3_SECRET_ACCESS_KEY],
         "public_ports": PUBLIC_PORTS,
-        "systems": [_system(group, spec, profile, run) for group in GROUPS if spec.count(group)],
+        "networks": {"public": spec.network.public, "private": spec.network.private}
+        if profile.networks
+        else {"public": None, "private": None},
+        "systems": [_system(nodes, spec, profile, run) for nodes in plan_nodes(spec, profile)],
         "blocks": [
             {
                 "name": f"{stage.name}_{play.group}",
@@ -74,25 +88,37 @@ def context(
     }
 
 
-def _system(group: str, spec: ClusterSpec, profile: CloudProfile, run: Run) -> dict[str, Any]:
-    nodes = spec.nodes.ps if group == "ps" else spec.nodes.worker
-    size = profile.sizes["ps" if group == "ps" else "worker"]
+def _system(nodes: Nodes, spec: ClusterSpec, profile: CloudProfile, run: Run) -> dict[str, Any]:
+    size = profile.sizes[nodes.group]
     return {
-        "name": group,
+        "name": nodes.group,
         "count": nodes.count,
         "cpu": size.cpu,
-        "memory_mb": size.memory_mb,
-        "disk_gb": size.disk_gb,
-        "instance": nodes.instance if profile.instance_types else None,
-        "spot": nodes.spot and profile.instance_types,
+        # IM turns Mi into millions of bytes, and compares them with a flavor's MiB: 8192Mi becomes
+        # 8590, for which a flavor of 8 GiB is too small. Containers get their bytes exactly.
+        "memory": f"{size.memory_mb}{'Mi' if profile.instances == 'none' else 'M'}",
+        "exact": profile.instances == "sizes",
+        "disk": profile.disk,
+        "disk_gb": nodes.disk_gb,
+        "disk_type": profile.disk_type,
+        "instance": nodes.type,
+        # A type has its GPUs; only where a flavor is searched does their number decide.
+        "gpu": nodes.gpu if profile.gpu == "count" and not nodes.type else 0,
+        "spot": nodes.spot,
+        "zone": _zone(spec, profile, run),
         # The private network comes first: it is the one whose name and address nodes use.
-        "networks": ["private", "public"]
-        if group == "ps" or profile.public_workers or not spec.count("ps")
-        else ["private"],
+        "networks": ["private", "public"] if nodes.public else ["private"],
         "image": run.image,
-        "user": profile.user,
+        "user": spec.image_user or profile.user,
         "collection": f"ansible.collections.{run.collection}",
     }
+
+
+def _zone(spec: ClusterSpec, profile: CloudProfile, run: Run) -> str | None:
+    """The availability zone; on a cloud where IM looks for the region there, the region."""
+    if profile.zone_is_region:
+        return run.region
+    return spec.zone if profile.zones else None
 
 
 def _recipe(play: GroupPlay, variables: dict[str, Any]) -> str:

@@ -27,6 +27,8 @@ class Run:
     """The S3 keys are temporary ones, which come with a session token."""
     keep: bool = False
     """The nodes are to be kept after the run."""
+    region: str | None = None
+    """Region of the nodes, where the cloud has any."""
 
     def uri(self, spec: ClusterSpec) -> str:
         """Where all that the run knows about itself lies: `s3://bucket/prefix/<run id>/`."""

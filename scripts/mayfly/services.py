@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from mayfly.auth.credential import Missing
 from mayfly.auth.entry import Entry, client_item
 from mayfly.auth.find import find_credential
-from mayfly.clouds import CloudProfile
 from mayfly.credentials import S3Settings, find_s3_settings
 from mayfly.destroy import Traces
 from mayfly.errors import UserError
@@ -48,22 +47,16 @@ class Services:
         """All values that must never be shown."""
         return (*self.s3.secrets, *self.keys)
 
-    def image(
-        self, profile: CloudProfile, extras: Collection[str], report: Callable[[str], None]
-    ) -> str:
-        """Return the address of the nodes' image; the local one is built unless it is there.
 
-        `extras` are parts of the local one that only some jobs need (see `local.image`). Raises
-        UserError when the cloud names none.
-        """
-        if self.platform is not None:
-            # The other parts were reported when they were started.
-            environ = with_extras(os.environ, extras)
-            platform = local.up(_only_news(report, "node image"), environ=environ)
-            return f"docker://{platform.image}"
-        if profile.image is None:
-            raise UserError(f"cloud {profile.name!r} names no image", "set it in radl/clouds/")
-        return profile.image
+def local_image(extras: Collection[str], report: Callable[[str], None]) -> str:
+    """Return the address of the local nodes' image, which is built unless it is there.
+
+    `extras` are parts of it that only some jobs need (see `local.image`).
+    """
+    # The other parts were reported when they were started.
+    environ = with_extras(os.environ, extras)
+    platform = local.up(_only_news(report, "node image"), environ=environ)
+    return f"docker://{platform.image}"
 
 
 def open_services(

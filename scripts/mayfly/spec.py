@@ -49,12 +49,14 @@ SHORT_NAMES = {
     "name": "name",
     "cloud": "cloud",
     "region": "region",
+    "image": "image",
     "ps": "nodes.ps.count",
     "workers": "nodes.worker.count",
     "engine": "trainer.engine",
     "mode": "trainer.mode",
     "steps": "trainer.steps",
     "bucket": "model.destination",
+    "budget": "limits.budget",
     "tensorboard": "tensorboard",
 }
 
@@ -237,6 +239,8 @@ class NodeGroup(Model):
     """How many nodes."""
     instance: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
     """Instance type of the cloud; the cloud's default when empty. CLOUD=local has none."""
+    gpu: int = Field(default=0, ge=0)
+    """How many GPUs each node must have; an instance type without them is refused."""
     spot: bool = False
     """Take interruptible capacity where the cloud sells it."""
 
@@ -263,6 +267,15 @@ class Nodes(Model):
     """The parameter servers."""
     worker: Workers = Workers()
     """The workers."""
+
+
+class Network(Model):
+    """Networks of the cloud to use, by name or identifier, where IM would pick the wrong one."""
+
+    public: str | None = Field(default=None, pattern=r"^[\w.-]+$")
+    """The one with public addresses."""
+    private: str | None = Field(default=None, pattern=r"^[\w.-]+$")
+    """The one between the nodes."""
 
 
 class Trainer(Model):
@@ -441,6 +454,8 @@ class Limits(Model):
     """Most that the run may cost, such as `5 USD`."""
     max_duration: Duration = 4 * 3600
     """Longest time that training may take, such as `4h`; in seconds once parsed."""
+    expected: Duration | None = None
+    """How long you think that it takes, such as `40m`: the lower end of the plan's price."""
     idle: Duration = 20 * 60
     """Time without progress after which a run counts as stuck, such as `20m`; in seconds."""
 
@@ -453,7 +468,15 @@ class ClusterSpec(Model):
     cloud: str
     """Where the nodes are made: a file in radl/clouds/."""
     region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
-    """Region of the cloud; the cloud's default when empty."""
+    """Region of the cloud (gcp: zone; egi: site); the cloud's default when empty."""
+    zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
+    """Availability zone, where the cloud lets one choose."""
+    image: str | None = Field(default=None, pattern=r"^[^\s'\"@{}]+$")
+    """Image of the nodes instead of the cloud's: the provider's name of it, or IM's image URL."""
+    image_user: str | None = Field(default=None, pattern=r"^[a-z_][a-z0-9_-]*$")
+    """Login user of the image, when it is not that of the cloud's own image."""
+    network: Network = Network()
+    """Networks that are there already."""
     nodes: Nodes = Nodes()
     """The machines."""
     trainer: Trainer = Trainer()
@@ -488,7 +511,10 @@ class ClusterSpec(Model):
                 f"no bucket for the model: cloud {self.cloud!r} has no default",
                 "give --bucket NAME, model.destination in the job file, or MAYFLY_BUCKET",
             )
-        destination = destination or s3_uri(str(default_bucket))
+        return self.with_destination(destination or s3_uri(str(default_bucket)))
+
+    def with_destination(self, destination: str) -> ClusterSpec:
+        """The spec with this S3 URI for its model, and full URIs for all else."""
         bucket, _ = split_s3_uri(destination)
         source = self.data.source
         if "://" not in source:
@@ -686,7 +712,8 @@ def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 
 _MISSING = {
-    "cloud": "choose one with --cloud, CLOUD=, MAYFLY_CLOUD or in the job file: local",
+    "cloud": "choose one with --cloud, CLOUD=, MAYFLY_CLOUD or in the job file;"
+    " `mayfly clouds` lists them",
 }
 _HINTS = {
     "nodes.worker.count": "training needs at least one worker",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import date
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
-from mayfly.clouds import notices
+from mayfly import planning
+from mayfly.clouds import CloudProfile, known_clouds, load_cloud
 from mayfly.deploy import Ready
 from mayfly.display import duration
 from mayfly.ledger import Record
 from mayfly.local.platform import LocalPlatform
+from mayfly.planning import Plan
+from mayfly.prices import PriceList
 from mayfly.watch import Status
 
 
@@ -83,43 +88,180 @@ def status_table(document: Mapping[str, Any], status: Status | None) -> Table:
     return table
 
 
-def plan_document(ready: Ready) -> dict[str, Any]:
-    """Return what `plan` says: what a run would be made of, and where its RADL was written."""
-    spec = ready.job.spec
+def plan_document(plan: Plan, made: Mapping[str, Any], *, dry_run: bool) -> dict[str, Any]:
+    """Return what `plan` says: what a run would be made of, its price, and what was written.
+
+    `made` names the run, its URI, the image and the files.
+    """
+    return {
+        **made,
+        "dry_run": dry_run,
+        **planning.document(plan),
+        "spec": plan.spec.model_dump(mode="json"),
+    }
+
+
+def ready_document(ready: Ready) -> dict[str, Any]:
+    """Return the same of a run that is ready to be deployed as `Artefacts.document` of a dry one"""
     return {
         "run": ready.run.id,
         "run_uri": ready.uri,
         "radl": str(ready.path),
-        "nodes": {group: spec.count(group) for group in ("ps", "worker")},
+        "variables": None,
+        "command": None,
         "image": ready.run.image,
-        "notices": notices(spec, ready.job.profile),
-        "spec": spec.model_dump(mode="json"),
     }
 
 
-def plan_table(document: Mapping[str, Any]) -> Table:
+def plan_table(document: Mapping[str, Any], title: str = "nothing was made yet") -> Table:
     """Return a plan for people."""
     spec = document["spec"]
     trainer = spec["trainer"]
-    rows = {
-        "cloud": spec["cloud"],
-        "nodes": ", ".join(f"{count} {group}" for group, count in document["nodes"].items()),
-        "image": document["image"],
-        "program": trainer["program"],
-        "training": f"{trainer['engine']}, {trainer['mode']}, {trainer['steps']:,} global steps",
-        "data": spec["data"]["source"],
-        **_preprocess_row(spec["data"]["preprocess"]),
-        "model": f"{document['run_uri']}model/",
-        "longest": duration(spec["limits"]["max_duration"]),
-        "RADL": document["radl"],
-    }
-    table = Table(title="nothing was made yet", show_header=False, title_justify="left")
+    where = f", region {document['region']}" if document["region"] else ""
+    rows = [
+        ("cloud", f"{document['cloud']}{where} ({document['exercised']})"),
+        *(("nodes", _group_line(group, document["price"])) for group in document["groups"]),
+        ("image", document.get("image")),
+        ("program", trainer["program"]),
+        ("training", f"{trainer['engine']}, {trainer['mode']}, {trainer['steps']:,} global steps"),
+        ("data", spec["data"]["source"]),
+        *_preprocess_row(spec["data"]["preprocess"]).items(),
+        ("model", f"{document['run_uri']}model/" if document.get("run_uri") else None),
+        ("creates", ", ".join(f"{count} {kind}" for kind, count in document["creates"].items())),
+        *_price_rows(document["price"]),
+        ("limits", _limits_line(document["limits"])),
+        ("RADL", document.get("radl")),
+        ("variables", document.get("variables")),
+        ("run it by", document.get("command")),
+        *(("note", notice) for notice in document["notices"]),
+    ]
+    table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for key, value in rows.items():
-        table.add_row(key, str(value))
-    for notice in document["notices"]:
-        table.add_row("note", notice)
+    for key, value in rows:
+        if value:
+            table.add_row(key, escape(str(value)))
+    return table
+
+
+def _group_line(group: Mapping[str, Any], price: Mapping[str, Any]) -> str:
+    """`2 worker: g5.xlarge, 4 CPU, 16 GiB, 1 NVIDIA A10G, disk 50 GB, spot, 1.006 USD an hour`."""
+    least = "at least " if group["at_least"] else ""
+    parts = [
+        group["type"],
+        f"{least}{group['cpu']} CPU, {group['memory_mb'] / 1024:g} GiB" if group["cpu"] else None,
+        f"{group['gpu']} {group['gpu_model'] or 'GPU'}" if group["gpu"] else None,
+        f"disk {group['disk_gb']} GB" if group["disk_gb"] else None,
+        "spot" if group["spot"] else None,
+    ]
+    if group["price_per_hour"] is not None and price.get("currency"):
+        parts.append(f"{group['price_per_hour']:.4g} {price['currency']} an hour each")
+    return f"{group['count']} {group['group']}: {', '.join(part for part in parts if part)}"
+
+
+def _price_rows(price: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if price.get("free"):
+        return [("price", "nothing")]
+    if not price["known"]:
+        return [("price", f"price unknown: {price['why']}")]
+    low, high = price["hours"]
+    rows = [
+        ("price", f"{_money(price['per_hour'], price)} an hour"),
+        ("the whole run", f"{_money(price['run'], price)} for {low:.1f} to {high:.1f} hours"),
+    ]
+    if price["spot_saves"]:
+        rows.append(("spot workers", f"{_money(price['spot_saves'], price)} less for the run"))
+    return [*rows, ("prices of", f"{price['date']}, {price['source']}")]
+
+
+def price_line(plan: Plan) -> str:
+    """Return the price of a plan on one line."""
+    rows = _price_rows(planning.document(plan)["price"])
+    return "; ".join(f"{key}: {text}" for key, text in rows)
+
+
+def _money(amount: list[float], price: Mapping[str, Any]) -> str:
+    """`0.31 to 1.20 USD`, with a third digit for small amounts."""
+    low, high = (f"{value:.2f}" if value >= 1 or not value else f"{value:.3f}" for value in amount)
+    return f"{low} {price['currency']}" if low == high else f"{low} to {high} {price['currency']}"
+
+
+def _limits_line(limits: Mapping[str, Any]) -> str:
+    parts = [
+        f"training {duration(limits['max_duration'])} at most",
+        f"{duration(limits['idle'])} without progress",
+        f"budget {limits['budget']}" if limits["budget"] else None,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def clouds_document() -> list[dict[str, Any]]:
+    """Return what each cloud can do, and how far it was exercised."""
+    return [_cloud(load_cloud(name)) for name in known_clouds()]
+
+
+def _cloud(profile: CloudProfile) -> dict[str, Any]:
+    region = profile.settings.get("region")
+    rule = profile.image
+    return {
+        "cloud": profile.name,
+        "title": profile.title,
+        "exercised": profile.exercised,
+        "backend": profile.backend,
+        "region": region.default if region else None,
+        "settings": {name: list(value.environment) for name, value in profile.settings.items()},
+        "image": rule.model_dump(mode="json") if rule else None,
+        "user": profile.user,
+        "instances": profile.instances,
+        "types": {name: size.model_dump(mode="json") for name, size in profile.types.items()},
+        "gpu": profile.gpu,
+        "spot": profile.spot,
+        "prices": profile.prices,
+        "costs_money": profile.needs_confirmation,
+        "bucket": profile.bucket,
+        "quirks": list(profile.quirks),
+    }
+
+
+def clouds_table(documents: Iterable[Mapping[str, Any]]) -> Table:
+    """Return the clouds for people."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("CLOUD", "WHAT IT IS", "REGION", "TYPES", "GPU", "SPOT", "PRICES", "EXERCISED"):
+        table.add_column(title, overflow="fold")
+    for cloud in documents:
+        table.add_row(
+            cloud["cloud"],
+            cloud["title"],
+            cloud["region"] or "",
+            str(len(cloud["types"])) if cloud["types"] else cloud["instances"],
+            cloud["gpu"],
+            "yes" if cloud["spot"] else "no",
+            cloud["prices"] or "from a file",
+            cloud["exercised"],
+        )
+    return table
+
+
+def prices_table(prices: PriceList, origin: str, today: date) -> Table:
+    """Return a price list for people."""
+    age = prices.age(today)
+    stale = ", which is old" if prices.is_stale(today) else ""
+    title = f"{prices.cloud} {prices.region or ''}: {prices.source}, {age} days old{stale}"
+    table = Table(title=escape(f"{title} ({origin})"), title_justify="left")
+    for column in ("TYPE", f"{prices.currency} AN HOUR", "SPOT, LATELY"):
+        table.add_column(column)
+    for name, price in prices.types.items():
+        spot = f"{price.spot[0]:g} to {price.spot[1]:g}" if price.spot else ""
+        table.add_row(name, f"{price.hour:g}", spot)
+    extras = {
+        "any other type": prices.other.hour if prices.other else None,
+        "GB of disk for a month": prices.disk_gb_month,
+        "public address for an hour": prices.address_hour,
+        "GB out of the region": prices.transfer_gb,
+    }
+    for label, amount in extras.items():
+        if amount is not None:
+            table.add_row(label, f"{amount:g}", "")
     return table
 
 

@@ -13,14 +13,16 @@ CONTROL = ROOT / "scripts/mayfly"
 TRAINING = ROOT / "training"
 
 # The lower layers: what each may import of the package. Modules not named here sit above them.
-BASE = {"errors", "redact", "engines"}
+BASE = {"errors", "redact", "engines", "unresolved"}
 CLOUDS = {"aws", "azure", "egi", "google", "opennebula", "openstack"}
 AUTH = {f"auth.{name}" for name in {"credential", "entry", "find", "token", "web"} | CLOUDS}
 LAYERS = [
     BASE,
     {"spec"},
-    {"steps", "clouds", "run", "inputs", "radl_lint", "ledger", "credentials"} | AUTH,
-    {"role_vars", "radl_render", "collection", "im", "im_server"},
+    {"steps", "clouds", "run", "inputs", "radl_lint", "ledger", "credentials", "prices"} | AUTH,
+    {"role_vars", "radl_render", "collection", "im", "im_server"}
+    | {"node_types", "places", "images"},
+    {"cost", "planning", "inventory", "dry_run", "providers.aws", "providers.azure"},
 ]
 
 

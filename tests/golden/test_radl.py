@@ -18,9 +18,11 @@ import yaml
 from radl.radl_parse import parse_radl
 
 from mayfly import inputs
-from mayfly.clouds import CloudProfile, load_cloud
+from mayfly.clouds import ImageRule, load_job
+from mayfly.images import resolve
 from mayfly.local import imservice
 from mayfly.local.paths import find_paths
+from mayfly.places import find_place
 from mayfly.radl_lint import lint
 from mayfly.radl_render import render
 from mayfly.run import Run
@@ -39,23 +41,28 @@ LOCAL_RUN = {
     "s3_endpoint": "http://172.30.0.1:8333",
     "s3_region": "us-east-1",
 }
-# A cloud that sells instance types, to keep that side of the template true.
-RENTED = CloudProfile.model_validate(
-    {
-        "name": "rented",
-        "title": "a cloud that costs money",
-        "image": "aws://eu-west-1/ami-0123456789abcdef0",
-        "user": "admin",
-        "sizes": {
-            "ps": {"cpu": 2, "memory_mb": 4096, "disk_gb": 20},
-            "worker": {"cpu": 4, "memory_mb": 8192, "disk_gb": 50},
-        },
-        "instance_types": True,
-        "public_workers": True,
-        "needs_confirmation": True,
-        "collection": "galaxy",
-    }
-)
+# What runs on rented nodes have in common; their image is what a lookup would find.
+RENTED_RUN = {"collection": "mayfly.training,0.1.0", "s3_endpoint": None, "s3_region": "eu-west-1"}
+FOUND = {"ec2": "ami-0123456789abcdef0", "openstack": "0f3c2b1a-1111-2222-3333-444455556666"}
+PLACES = {
+    "OS_AUTH_URL": "https://keystone.example.org:5000/v3",
+    "EGI_SITE": "CESGA",
+    "EGI_VO": "vo.access.egi.eu",
+    "ONE_XMLRPC": "http://frontend.example.org:2633/RPC2",
+}
+
+
+@dataclass(frozen=True)
+class FakeFinder:
+    """A provider's listing that always has the image."""
+
+    image: str
+
+    def find_image(self, rule: ImageRule) -> str:
+        return self.image
+
+    def check_image(self, image: str) -> str:
+        return image
 
 
 @dataclass(frozen=True)
@@ -65,17 +72,24 @@ class Case:
     name: str
     overrides: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
-    profile: CloudProfile | None = None
+    cloud: str = "local"
 
     @property
     def golden(self) -> Path:
         return HERE / "radl" / f"{self.name}.radl"
 
     def render(self) -> str:
-        profile = self.profile or load_cloud("local")
-        spec = load_spec(None, {"cloud": profile.name, **self.overrides}, {})
-        run = Run(id=f"{spec.name}-261128-010203-0a1b", **{**LOCAL_RUN, **self.run})
-        return render(spec.in_bucket(profile.bucket), profile, run, load_stages())
+        bucket = {} if self.cloud == "local" else {"bucket": "s3://my-models/team/"}
+        given = {"cloud": self.cloud, **bucket, **self.overrides}
+        spec, profile = load_job(None, given, {})
+        place = find_place(spec, profile, PLACES)
+        common = LOCAL_RUN if self.cloud == "local" else RENTED_RUN
+        if profile.image is not None:
+            finder = FakeFinder(FOUND.get(profile.image.lookup or "", ""))
+            common = {**common, "image": resolve(spec, profile, place, finder)}
+        values = {**common, "region": place.region, **self.run}
+        run = Run(id=f"{spec.name}-261128-010203-0a1b", **values)
+        return render(spec, profile, run, load_stages())
 
 
 CASES = [
@@ -120,29 +134,35 @@ CASES = [
         },
         {"session_token": True},
     ),
+    Case("aws", cloud="aws"),
     Case(
-        "rented_spot",
+        "aws_gpu_spot",
         {
-            "name": "rented-spot",
-            "bucket": "s3://my-models/team/",
+            "region": "eu-west-1",
+            "zone": "eu-west-1b",
             "nodes.ps.instance": "c6i.xlarge",
-            "nodes.worker.instance": "g5.xlarge",
+            "nodes.worker.gpu": 1,
             "nodes.worker.spot": True,
         },
-        {
-            "image": RENTED.image,
-            "collection": "mayfly.training,0.1.0",
-            "s3_endpoint": None,
-            "s3_region": "eu-west-1",
-        },
-        RENTED,
+        cloud="aws",
     ),
+    Case("gcp", cloud="gcp"),
+    Case("azure", cloud="azure"),
+    Case("openstack", cloud="openstack"),
     Case(
-        "rented_default_sizes",
-        {"name": "rented-sizes", "bucket": "my-models"},
-        {"image": RENTED.image, "collection": "mayfly.training,0.1.0", "s3_endpoint": None},
-        RENTED,
+        "openstack_choices",
+        {
+            "nodes.ps.instance": "m1.large",
+            "nodes.worker.gpu": 2,
+            "network.public": "ext-net",
+            "network.private": "project-net",
+            "image": "CC-Ubuntu22.04",
+            "image_user": "cc",
+        },
+        cloud="openstack",
     ),
+    Case("egi", cloud="egi"),
+    Case("opennebula", cloud="opennebula"),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -163,7 +183,7 @@ def test_every_recorded_file_has_its_case():
 def test_the_real_parser_takes_it(case: Case):
     radl = parse_radl(case.render())
     assert radl.check()
-    spec = load_spec(None, {"cloud": "local", **case.overrides}, {})
+    spec = load_spec(None, {"cloud": case.cloud, **case.overrides}, {})
     counts = {group: spec.count(group) for group in ("ps", "worker") if spec.count(group)}
     assert {d.id: d.vm_number for d in radl.deploys} == counts
     steps = {item.configure: item.num for item in radl.contextualize.items.values()}
@@ -250,6 +270,50 @@ def test_im_merges_every_block_as_we_think(case: Case, im_python: Path):
     assert done.returncode == 0, done.stderr
     merged = {name: yaml.safe_load(text) for name, text in json.loads(done.stdout).items()}
     assert merged == {name: with_im_header(plays) for name, plays in recipes(radl).items()}
+
+
+IMAGES = {
+    "aws": ["eu-west-1", "ami-0123456789abcdef0"],
+    "gcp": [
+        "us-central1-a",
+        "https://www.googleapis.com/compute/v1/projects/debian-cloud/global/images/family/debian-12",
+    ],
+    "openstack": [FOUND["openstack"]],
+}
+
+
+def test_ims_connectors_read_images_and_sizes_as_we_think(im_python: Path):
+    """By the connectors' own functions, which ask nobody."""
+    cases = [case for case in CASES if case.name in ("aws_gpu_spot", "gcp", "openstack")]
+    program = (
+        "import json, sys; from radl.radl_parse import parse_radl; "
+        "from IM.connectors.EC2 import EC2CloudConnector as E; "
+        "from IM.connectors.GCE import GCECloudConnector as G; "
+        "from IM.connectors.OpenStack import OpenStackCloudConnector as O; "
+        "read = {'aws': E.getAMIData, 'gcp': lambda u: G.get_image_data(None, u), "
+        "'openstack': lambda u: [O.get_image_id(u)]}; found = {}\n"
+        "for cloud, text in json.load(sys.stdin).items():\n"
+        "    worker = parse_radl(text).get_system_by_name('worker')\n"
+        "    cpu, _, memory, _, disk, _ = E.get_instance_selectors(worker, disk_unit='G')\n"
+        "    image = read[cloud](worker.getValue('disk.0.image.url'))\n"
+        "    tags = E.get_instance_tags(worker)\n"
+        "    found[cloud] = [list(image), cpu, memory, disk, tags]\n"
+        "print(json.dumps(found))"
+    )
+    done = subprocess.run(
+        [im_python, "-c", program],
+        input=json.dumps({case.cloud: case.render() for case in cases}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {cloud: values[0] for cloud, values in found.items()} == IMAGES
+    # With a type, IM asks for nothing else; without one, for at least this much (MB, GB).
+    assert found["aws"][1:4] == [1, 0, 0]
+    assert found["openstack"][1:4] == [4, 8192, 20]
+    assert all("mayfly-run" in values[4] for values in found.values())
 
 
 # --- helpers ----------------------------------------------------------------------------------

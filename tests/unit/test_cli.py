@@ -67,6 +67,14 @@ def ledger_with(state, *runs: str) -> Ledger:
         (["deploy", "absent.yml", "--cloud", "local"], "absent.yml"),
         (["deploy", "--workers", "two"], "two"),
         (["depliy"], "deploy"),
+        (["plan", "--cloud", "aws", "--bucket", "b-1", "--budget", "five"], "such as 5 USD"),
+        (["plan", "--cloud", "aws", "--bucket", "b-1", "--region", "moon"], "region is 'moon'"),
+        (["plan", "--cloud", "aws"], "no bucket for the model"),
+        (["plan", "--cloud", "static", "--bucket", "b-1"], "--inventory FILE"),
+        (["deploy", "--cloud", "aws", "--dry-run", "--budget", "5 USD"], "price is unknown"),
+        (["deploy", "--cloud", "gcp", "--bucket", "b-1"], "say so with --yes"),
+        (["prices", "update", "--cloud", "gcp"], "cannot be fetched"),
+        (["prices", "show", "--prices", "absent.yml"], "cannot read the prices"),
         (["lint", "absent.radl"], "absent.radl"),
         (["destroy"], "mayfly deploy"),
         (["check"], "--cloud: aws, gcp"),
@@ -258,6 +266,7 @@ def test_a_check_shows_no_key_even_when_nobody_answers(mayfly, monkeypatch, stat
 COMMANDS = [
     *(["check"],),
     *(["deploy"], ["plan"], ["status"], ["ls"], ["logs"], ["ssh"], ["tensorboard"], ["destroy"]),
+    *(["clouds"], ["prices", "show"], ["prices", "update"]),
     *(
         ["schema"],
         ["lint"],
@@ -296,3 +305,121 @@ def test_a_failed_deploy_names_the_report(mayfly, monkeypatch):
     code, _, err = mayfly("deploy", "--cloud", "local")
     assert code == 1
     assert err.splitlines()[-1] == "what happened, on one page: mayfly report one"
+
+
+# --- plans without touching anything -------------------------------------------------------------
+
+SEVEN = ("aws", "gcp", "azure", "openstack", "egi", "opennebula", "static")
+CLOUD_VARIABLES = ("AWS_REGION", "OS_AUTH_URL", "EGI_SITE", "EGI_VO", "ONE_XMLRPC", "MAYFLY_PRICES")
+
+
+@pytest.fixture
+def untouched(tmp_path, monkeypatch):
+    """A build directory of our own, and services that must not be opened."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a dry run touched something")
+
+    for name in CLOUD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cli, "BUILD", tmp_path / "build")
+    for name in ("open_services", "open_bucket", "prepare", "deploy"):
+        monkeypatch.setattr(cli, name, refuse)
+    monkeypatch.setattr("boto3.client", refuse)
+    monkeypatch.setattr("requests.get", refuse)
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", ["plan", "deploy"])
+@pytest.mark.parametrize("cloud", [*SEVEN, "local"])
+def test_a_dry_run_answers_for_every_cloud_without_keys(mayfly, untouched, verb, cloud):
+    code, out, err = mayfly(verb, "--cloud", cloud, "--workers", "3", "--dry-run", "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["nodes"] == {"ps": 1, "worker": 3}
+    assert document["dry_run"] is True
+    assert document["price"]["known"] is (cloud in ("static", "local"))
+    assert document["creates"]["directory in the bucket"] == 1
+    written = [path.name for path in (untouched / "build").iterdir()]
+    assert written == [f"{document['run']}.{'vars.yml' if cloud == 'static' else 'radl'}"]
+    assert not (untouched / "ledger.sqlite").exists()
+
+
+def test_a_dry_run_uses_the_prices_it_is_given(mayfly, untouched):
+    price_file = untouched / "prices.yml"
+    price_file.write_text(
+        "format: 1\ncloud: aws\ncurrency: USD\ndate: 2026-11-01\nsource: made up\n"
+        "other: {hour: 1}\n"
+    )
+    words = ["plan", "--cloud", "aws", "--dry-run", "--prices", str(price_file)]
+    document = json.loads(mayfly(*words, "--budget", "50 USD", "--json")[1])
+    assert document["price"]["per_hour"] == [3.0, 3.0]
+    assert document["price"]["source"] == "made up"
+    assert document["limits"]["budget"] == "50 USD"
+    code, _, err = mayfly(*words, "--budget", "0.01 USD")
+    assert code == 2
+    assert "at least" in err
+
+
+def test_a_plan_for_people_says_what_is_not_known(mayfly, untouched):
+    code, out, _ = mayfly("plan", "--cloud", "aws", "--dry-run")
+    assert code == 0
+    for text in (
+        "resolved at deploy: owner 136693071363",
+        "price unknown",
+        "never deployed",
+        "3 instance",
+        "no bucket for the model",
+        "m6i.large, 2 CPU, 8 GiB",
+    ):
+        assert text in out
+
+
+def test_a_plan_for_own_machines_prints_the_command(mayfly, untouched):
+    hosts = untouched / "hosts"
+    hosts.write_text("[ps]\na\n[worker]\nb\n")
+    words = ["plan", "--cloud", "static", "--bucket", "b-1", "--inventory", str(hosts)]
+    document = json.loads(mayfly(*words, "--json")[1])
+    assert document["nodes"] == {"ps": 1, "worker": 1}
+    assert document["command"].startswith(f"ansible-playbook -i {hosts} -e @")
+    assert document["radl"] is None
+
+
+def test_deploy_on_own_machines_is_refused(mayfly, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("[ps]\na\n[worker]\nb\n")
+    words = ["deploy", "--cloud", "static", "--bucket", "b-1", "--inventory", str(hosts)]
+    code, _, err = mayfly(*words)
+    assert code == 2
+    assert "does not run the playbooks" in err
+
+
+def test_clouds_are_listed_with_how_far_they_were_exercised(mayfly):
+    clouds = {each["cloud"]: each for each in json.loads(mayfly("clouds", "--json")[1])["clouds"]}
+    assert {*SEVEN, "local"} <= {*clouds}
+    assert clouds["aws"]["spot"] is True
+    assert clouds["gcp"]["spot"] is False
+    assert "never deployed" in clouds["azure"]["exercised"]
+    assert "opennebula" in mayfly("clouds")[1]
+
+
+def test_prices_are_fetched_kept_and_shown(mayfly, state, monkeypatch):
+    from tests.unit.cloud_fakes import FakeEC2, FakePricing
+
+    parts = {"ec2": FakeEC2(), "pricing": FakePricing({"m6i.large": [0.3], "x9.large": [9.0]})}
+    monkeypatch.setattr("boto3.client", lambda service, region_name: parts[service])
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    code, out, _ = mayfly("prices", "update", "--cloud", "aws", "--type", "x9.large", "--json")
+    assert code == 0
+    (fetched,) = json.loads(out)["prices"]
+    assert {*fetched["types"]} == {"m6i.large", "x9.large"}
+    assert (fetched["age_days"], fetched["stale"]) == (0, False)
+    assert fetched["file"] == str(state / "prices/aws-us-east-1.json")
+    (shown,) = json.loads(mayfly("prices", "show", "--json")[1])["prices"]
+    assert shown == fetched
+    assert "m6i.large" in mayfly("prices", "show")[1]
+
+
+def test_without_any_prices_it_says_how_to_get_some(mayfly, monkeypatch):
+    monkeypatch.delenv("MAYFLY_PRICES", raising=False)
+    assert "mayfly prices update" in mayfly("prices", "show")[1]

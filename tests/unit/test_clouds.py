@@ -71,3 +71,28 @@ def test_what_a_cloud_cannot_give_is_said():
 def test_nothing_is_said_when_all_is_given():
     spec, profile = load_job(None, {"cloud": "local"}, {})
     assert notices(spec, profile) == []
+
+
+def test_a_paid_cloud_needs_a_bucket_but_for_a_dry_run():
+    with pytest.raises(UserError, match="no bucket for the model: cloud 'aws' has no default"):
+        load_job(None, {"cloud": "aws"}, {})
+    spec, _ = load_job(None, {"cloud": "aws"}, {}, dry_run=True)
+    assert spec.model.destination == "s3://@at-deploy.bucket@/"
+    assert spec.data.source == "s3://@at-deploy.bucket@/datasets/fashion-mnist/"
+    spec, _ = load_job(None, {"cloud": "aws"}, {"MAYFLY_BUCKET": "mine"}, dry_run=True)
+    assert spec.model.destination == "s3://mine/"
+
+
+def test_a_region_that_im_does_not_read_from_radl_is_said():
+    given = {"cloud": "openstack", "region": "RegionTwo", "bucket": "my-models"}
+    (said,) = notices(*load_job(None, given, {}))
+    assert said.startswith("region is ignored")
+
+
+def test_choices_that_a_cloud_does_not_have_are_said():
+    given = {"cloud": "gcp", "zone": "b", "network.public": "net", "bucket": "my-models"}
+    spec, profile = load_job(None, given, {})
+    assert notices(spec, profile) == [
+        "zone is ignored: cloud 'gcp' has no such choice",
+        "network.public is ignored: cloud 'gcp' has no such choice",
+    ]

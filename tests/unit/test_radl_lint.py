@@ -115,3 +115,11 @@ def test_a_file(tmp_path: Path):
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(UserError, match="No such file"):
         lint_file(tmp_path / "x.radl")
+
+
+def test_what_a_dry_run_left_open_is_accepted_only_in_a_dry_run():
+    text = "system a (\n  disk.0.image.url = 'aws://us-east-1/@at-deploy.image@'\n)\ndeploy a 1\n"
+    assert lint(text, dry_run=True) == []
+    (finding,) = lint(text)
+    assert finding.line == 2
+    assert "image is left open: a dry run wrote this" in finding.message

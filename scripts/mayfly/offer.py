@@ -1,0 +1,112 @@
+"""A job's plan with all that can be found out beforehand: place, types, prices, a budget that fits.
+
+A dry run asks nobody; else the provider is asked whether what the job names is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+
+from mayfly import inventory, planning, prices
+from mayfly.clouds import CloudProfile
+from mayfly.deploy import Job
+from mayfly.errors import UserError
+from mayfly.node_types import Nodes, plan_nodes
+from mayfly.places import Place, Target, find_place, require
+from mayfly.planning import Plan
+from mayfly.prices import Found
+from mayfly.providers import ask
+from mayfly.spec import ClusterSpec
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says beside the job."""
+
+    dry_run: bool = False
+    prices: Path | None = None
+    inventory: Path | None = None
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a plan looks at outside of the job."""
+
+    environ: Mapping[str, str]
+    clients: ask.Clients
+    stored_prices: Path
+    today: date
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The job as it would run, and its plan."""
+
+    job: Job
+    plan: Plan
+
+
+def make_offer(spec: ClusterSpec, profile: CloudProfile, options: Options, around: Around) -> Offer:
+    """Return the offer. Raises UserError for what does not exist and for a budget that is too
+    small, RemoteError when the provider does not answer."""
+    spec, said = _on_own_machines(spec, profile, options)
+    place = find_place(spec, profile, around.environ)
+    nodes = plan_nodes(spec, profile)
+    if not options.dry_run:
+        require(place, profile)
+        known = ask.check_types(nodes, profile, place, around.clients)
+        nodes = plan_nodes(spec, profile, known)
+    found, why = _prices(nodes, profile, place, options, around)
+    target = Target(spec, profile, place)
+    plan = planning.make_plan(target, nodes, found, why, around.today)
+    finder = None if options.dry_run else ask.finder(spec, profile, place, around.clients)
+    job = Job(spec, profile, place=place, finder=finder)
+    return Offer(job, replace(plan, notices=(*said, *plan.notices)))
+
+
+def _on_own_machines(
+    spec: ClusterSpec, profile: CloudProfile, options: Options
+) -> tuple[ClusterSpec, list[str]]:
+    """The spec with the numbers of nodes that the inventory has, and notices about that."""
+    if profile.backend != "inventory":
+        if options.inventory is not None:
+            raise UserError(
+                f"--inventory {options.inventory} goes with machines of your own",
+                f"leave it out for cloud {profile.name!r}, or take --cloud static",
+            )
+        return spec, []
+    if options.inventory is not None:
+        return inventory.with_hosts(spec, inventory.read(options.inventory))
+    if options.dry_run:
+        return spec, ["no inventory: give --inventory FILE, as inventory/example/hosts.yml"]
+    raise UserError(
+        f"cloud {profile.name!r} needs an inventory",
+        "give --inventory FILE, as inventory/example/hosts.yml",
+    )
+
+
+def _prices(
+    nodes: tuple[Nodes, ...],
+    profile: CloudProfile,
+    place: Place,
+    options: Options,
+    around: Around,
+) -> tuple[Found | None, str]:
+    """The prices: of the user's file, else the provider's own, else those that were stored."""
+    if profile.prices == "free":
+        return None, ""
+    given = prices.find_given(profile.name, place.region, around.environ, options.prices)
+    if given is not None:
+        return given, ""
+    why = _NO_PRICES
+    if not options.dry_run:
+        found, why = ask.find_prices(nodes, profile, place, around.clients, around.today)
+        if found is not None:
+            return found, ""
+    return prices.find_stored(profile.name, place.region, around.stored_prices), why
+
+
+_NO_PRICES = "a dry run asks nobody: give --prices FILE, or run `mayfly prices update` before"
