@@ -22,7 +22,7 @@ class Nodes:
     """The instance type; None where IM picks one, or there are none."""
     size: InstanceType | None
     """What each node has: exactly, when `type` is known; at least, without a type; None for a type
-    that nobody has described."""
+    that nobody has described, and for machines of the user's own."""
     gpu: int
     """GPUs that each node must have."""
     disk_gb: int | None
@@ -74,7 +74,7 @@ def _nodes(
         group=group,
         count=wanted.count,
         type=chosen,
-        size=types.get(chosen) if chosen else at_least,
+        size=types.get(chosen) if chosen else at_least if profile.backend == "im" else None,
         gpu=wanted.gpu if profile.gpu != "none" else 0,
         disk_gb=least.disk_gb,
         spot=wanted.spot and profile.spot,

@@ -156,7 +156,8 @@ def _group_line(group: Mapping[str, Any], price: Mapping[str, Any]) -> str:
     ]
     if group["price_per_hour"] is not None and price.get("currency"):
         parts.append(f"{group['price_per_hour']:.4g} {price['currency']} an hour each")
-    return f"{group['count']} {group['group']}: {', '.join(part for part in parts if part)}"
+    known = ", ".join(part for part in parts if part)
+    return f"{group['count']} {group['group']}{': ' if known else ''}{known}"
 
 
 def _price_rows(price: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -246,7 +247,8 @@ def prices_table(prices: PriceList, origin: str, today: date) -> Table:
     """Return a price list for people."""
     age = prices.age(today)
     stale = ", which is old" if prices.is_stale(today) else ""
-    title = f"{prices.cloud} {prices.region or ''}: {prices.source}, {age} days old{stale}"
+    where = f"{prices.cloud}, {prices.region or 'all regions'}"
+    title = f"{where}: {prices.source}, {age} days old{stale}"
     table = Table(title=escape(f"{title} ({origin})"), title_justify="left")
     for column in ("TYPE", f"{prices.currency} AN HOUR", "SPOT, LATELY"):
         table.add_column(column)

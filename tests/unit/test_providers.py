@@ -147,6 +147,16 @@ def test_azures_prices_that_disagree_are_none():
     assert found.types == {}
 
 
+def test_azure_that_does_not_answer_is_said_in_a_line(monkeypatch):
+    def fail(*_, **__):
+        raise azure.requests.ConnectionError("a screen of text")
+
+    monkeypatch.setattr(azure.requests, "get", fail)
+    with pytest.raises(RemoteError, match="ConnectionError at https://prices.azure.com") as caught:
+        azure.get(azure.URL, {})
+    assert "screen" not in str(caught.value)
+
+
 def test_azures_pages_stay_at_azures():
     with pytest.raises(RemoteError, match="not theirs"):
         azure.get("https://example.org/api/retail/prices", {})

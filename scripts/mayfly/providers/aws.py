@@ -189,11 +189,12 @@ class Aws:
         except ClientError as error:
             raise _Refused(call, error) from error
         except (NoCredentialsError, PartialCredentialsError) as error:
-            raise UserError(f"no AWS keys: {error}", "run `aws configure`, or set AWS_*") from error
+            raise UserError(f"no AWS keys: {error}", _NO_KEYS) from error
         except BotoCoreError as error:
             raise RemoteError(f"Amazon was not asked ({call}): {error}", _KEYS) from error
 
 
+_NO_KEYS = "run `aws configure`, or set AWS_*; --dry-run looks without keys"
 _KEYS = "check keys and network: `aws sts get-caller-identity`"
 
 

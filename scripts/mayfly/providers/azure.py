@@ -76,8 +76,10 @@ def get(url: str, query: Mapping[str, str]) -> dict[str, Any]:
         answer.raise_for_status()
         document = answer.json()
     except (requests.RequestException, ValueError) as error:
+        # What these say fills a screen; whom they were asked and how it failed is enough.
+        cause = f"{type(error).__name__} at {URL}"
         raise RemoteError(
-            f"Azure's prices were not fetched: {error}", "give a file with --prices"
+            f"Azure's prices were not fetched: {cause}", "give a file with --prices"
         ) from error
     return document if isinstance(document, dict) else {}
 
