@@ -134,7 +134,7 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     Raises an error for everything that is known to be wrong now.
     """
     spec, display = job.spec, tools.display
-    _refuse_own_machines(job)
+    require_deployable(job)
     with phases.phase("services"):
         services = open_services(spec.cloud, tools.environ, display.say)
     display.redact = display.redact.knowing(services.secrets)
@@ -155,11 +155,19 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     return Ready(job, run, uri, services, RunStore(services.client, uri), radl, path)
 
 
-def _refuse_own_machines(job: Job) -> None:
-    if job.profile.backend == "inventory":
+def require_deployable(job: Job) -> None:
+    """Raise UserError for what can be planned, but not deployed yet."""
+    profile, nodes = job.profile, job.spec.nodes
+    if profile.backend == "inventory":
         raise UserError(
-            f"mayfly does not run the playbooks on {job.profile.title} yet",
-            f"`mayfly plan --cloud {job.profile.name} --inventory FILE` prints the command to run",
+            f"mayfly does not run the playbooks on {profile.title} yet",
+            f"`mayfly plan --cloud {profile.name} --inventory FILE` prints the command to run",
+        )
+    spot = [name for name, group in (("ps", nodes.ps), ("worker", nodes.worker)) if group.spot]
+    if spot and profile.spot_warning:
+        raise UserError(
+            f"spot nodes on {profile.name} are not deployed yet: {profile.spot_warning}",
+            f"set nodes.{spot[0]}.spot: false",
         )
 
 

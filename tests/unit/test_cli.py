@@ -323,7 +323,7 @@ def untouched(tmp_path, monkeypatch):
     for name in CLOUD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(cli, "BUILD", tmp_path / "build")
-    for name in ("open_services", "open_bucket", "prepare", "deploy"):
+    for name in ("reopen_services", "open_bucket", "prepare", "deploy"):
         monkeypatch.setattr(cli, name, refuse)
     monkeypatch.setattr("boto3.client", refuse)
     monkeypatch.setattr("requests.get", refuse)
