@@ -101,6 +101,26 @@ def test_a_server_that_is_not_there_is_named(monkeypatch):
     assert raised.value.exit_code == 1
 
 
+def test_everything_below_a_prefix_is_deleted_and_nothing_beside_it(client):
+    names = [f"a/b/{number}" for number in range(3)]
+    make_bucket(client, "bucket", dict.fromkeys([*names, "a/bc", "a/b"], b"x"))
+    assert s3.delete_below(client, URI) == 3
+    assert sorted(s3.list_sizes(client, s3.S3Uri("bucket", ""))) == ["a/b", "a/bc"]
+    assert s3.delete_below(client, URI) == 0
+
+
+def test_a_whole_bucket_is_never_emptied(client):
+    with pytest.raises(s3.S3UserError, match="whole bucket"):
+        s3.delete_below(client, s3.S3Uri("bucket", ""))
+
+
+def test_objects_that_are_still_there_are_an_error(client, monkeypatch):
+    make_bucket(client, "bucket", {"a/b/x": b"x"})
+    monkeypatch.setattr(client, "delete_objects", lambda **_: {"Errors": [{"Code": "Denied"}]})
+    with pytest.raises(s3.S3Error, match="1 objects are still at s3://bucket/a/b"):
+        s3.delete_below(client, URI)
+
+
 class BreakingServer(http.server.BaseHTTPRequestHandler):
     """Serves one object and closes the connection at the places that the test names."""
 

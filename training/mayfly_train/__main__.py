@@ -15,7 +15,7 @@ from mayfly_train.errors import NodeError
 # Only the one that is asked for is imported: a node without some library can use the others.
 COMMANDS = {
     "stage": ("mayfly_train.stage", "copy this node's share of a dataset from S3 to HDFS"),
-    "export": ("mayfly_train.export", "copy a trained model from HDFS to S3, manifest last"),
+    "export": ("mayfly_train.export", "copy a trained model to S3, manifest last"),
     "convert": ("mayfly_train.convert", "turn published archives and images into TFRecords"),
     "preprocess": (
         "mayfly_train.preprocess",

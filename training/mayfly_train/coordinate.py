@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from mayfly_train import export, hdfs, markers, s3, topology
+from mayfly_train import export, markers, s3, topology
 from mayfly_train.cluster import DEFAULT_PATH, Cluster, load_cluster
 from mayfly_train.errors import NodeError
 from mayfly_train.lifecycle import (
@@ -39,6 +39,7 @@ from mayfly_train.lifecycle import (
     resumed,
 )
 from mayfly_train.markers import Board
+from mayfly_train.model_dir import open_model_dir
 from mayfly_train.status import events_between, status_document
 
 LOG = logging.getLogger(__name__)
@@ -286,11 +287,11 @@ def run(args: argparse.Namespace) -> int:
     cluster = load_cluster(args.cluster)
     client = s3.connect(s3.settings_from(args))
     run_uri = s3.parse_uri(cluster.run_uri)
-    _, model_dir = hdfs.split_url(cluster.model_dir)
+    open_model_dir(cluster)  # a wrong one is told now, not after hours
 
     def export_model(facts: Mapping[str, Any], progressed: Progressed) -> None:
+        store, model_dir = open_model_dir(cluster)
         settings = export.ExportSettings(client, cluster.run, run_uri, model_dir, facts)
-        store = hdfs.Hdfs(cluster.namenode_rpc, cluster.namenode_http)
         export.export_run(settings, store, progressed)
 
     coordinator = Coordinator(

@@ -1,4 +1,4 @@
-"""`export`: copy a trained model from HDFS to S3 and write its manifest last.
+"""`export`: copy a trained model from its directory to S3 and write its manifest last.
 
 A journal in S3 remembers what was copied, so an export that broke goes on where it was; and the
 manifest says that all is whole: it is written when the size of every object was read back.
@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from mayfly_train import hdfs, manifest, model_files, s3
+from mayfly_train import manifest, model_files, s3
 from mayfly_train.cluster import DEFAULT_PATH, load_cluster
 from mayfly_train.errors import NodeError
 from mayfly_train.manifest import Entry, Manifest
+from mayfly_train.model_dir import open_model_dir
 from mayfly_train.model_files import ModelFile
 from mayfly_train.retry import with_backoff
 
@@ -240,11 +241,11 @@ def run(args: argparse.Namespace) -> int:
         status = s3.read_json(client, uri.join("status.json"))
     except s3.NotFound:
         status = {}
-    _, model_dir = hdfs.split_url(cluster.model_dir)
+    store, model_dir = open_model_dir(cluster)
     settings = ExportSettings(
         client, cluster.run, uri, model_dir, {name: status.get(name) for name in FACTS}
     )
-    made = export_run(settings, hdfs.Hdfs(cluster.namenode_rpc, cluster.namenode_http))
+    made = export_run(settings, store)
     where = str(uri.join(manifest.NAME))
     print(json.dumps({"manifest": where, "files": len(made.files), "bytes": made.total_bytes}))
     return 0

@@ -23,7 +23,7 @@ _LATEST = re.compile(r'^model_checkpoint_path:\s*"([^"]+)"', re.MULTILINE)
 
 
 class Reader(Protocol):
-    """What an export needs of HDFS; `hdfs.Hdfs` has it."""
+    """What an export needs of the place where the model is; see `model_dir`."""
 
     def walk(self, path: str) -> list[FileInfo]: ...
     def read_bytes(self, path: str) -> bytes: ...
@@ -32,7 +32,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file in HDFS and its path below the run's address."""
+    """A file where training left it, and its path below the run's address."""
 
     source: FileInfo
     target: str
@@ -46,16 +46,16 @@ class ModelFiles:
     checkpoint_state: bytes | None
 
 
-def find(hdfs: Reader, model_dir: str) -> ModelFiles:
+def find(store: Reader, model_dir: str) -> ModelFiles:
     """The model, the last checkpoint and all event files below a model_dir.
 
     The model is the newest SavedModel, or else what lies in `export/`; the last checkpoint is
     TensorFlow's, or else the newest file in `checkpoints/`. A program may leave only one of model
     and checkpoint; without both there is no model, and NodeError is raised.
     """
-    found = hdfs.walk(model_dir)
+    found = store.walk(model_dir)
     names = {posixpath.relpath(info.path, model_dir): info for info in found}
-    last = _last_checkpoint(hdfs, names)
+    last = _last_checkpoint(store, names)
     files = [
         *(_saved_model(names) or _exported(names)),
         *(_checkpoint(names, last) or _newest_checkpoint(names)),
@@ -108,11 +108,11 @@ def _is_checkpoint(name: str) -> bool:
     return name.startswith(_CHECKPOINTS) and not _UNFINISHED.search(name)
 
 
-def _last_checkpoint(hdfs: Reader, names: dict[str, FileInfo]) -> str | None:
+def _last_checkpoint(store: Reader, names: dict[str, FileInfo]) -> str | None:
     """The name of the last checkpoint, as in model.ckpt-1400."""
     if CHECKPOINT_STATE not in names:
         return None
-    state = hdfs.read_bytes(names[CHECKPOINT_STATE].path).decode("utf-8", "replace")
+    state = store.read_bytes(names[CHECKPOINT_STATE].path).decode("utf-8", "replace")
     latest = _LATEST.search(state)
     return posixpath.basename(latest[1]) if latest else None
 

@@ -40,6 +40,7 @@ else:
     S3Client = Any
 
 CHUNK_BYTES = 4 << 20
+_KEYS_PER_DELETE = 1000  # the most that one DeleteObjects takes
 _STREAM_RETRIES = 5
 _STREAM_PATIENCE_S = 60
 _ONE_PART_AT_A_TIME = TransferConfig(
@@ -248,6 +249,29 @@ def delete(client: S3Client, uri: S3Uri) -> None:
     """Delete an object; nothing happens when there is none."""
     with clear_errors(uri):
         client.delete_object(Bucket=uri.bucket, Key=uri.key)
+
+
+def delete_below(client: S3Client, uri: S3Uri) -> int:
+    """Delete every object below the prefix and return how many there were.
+
+    Raises S3UserError for a whole bucket, which is never meant, and S3Error when some are still
+    listed afterwards: someone writes there, or may not delete.
+    """
+    if not uri.key:
+        raise S3UserError(f"{uri} is a whole bucket — give a prefix in it")
+    found = list_sizes(client, uri)
+    keys = [uri.prefix + path for path in found]
+    for start in range(0, len(keys), _KEYS_PER_DELETE):
+        part = keys[start : start + _KEYS_PER_DELETE]
+        with clear_errors(uri):
+            client.delete_objects(
+                Bucket=uri.bucket,
+                Delete={"Objects": [{"Key": key} for key in part], "Quiet": True},
+            )
+    left = list_sizes(client, uri) if keys else {}
+    if left:
+        raise S3Error(f"{len(left)} objects are still at {uri} after their deletion — try again")
+    return len(keys)
 
 
 def read_chunks(client: S3Client, uri: S3Uri, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
