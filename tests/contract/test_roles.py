@@ -37,6 +37,7 @@ def test_the_roles_are_there():
         "gpu",
         "hadoop",
         "horovod",
+        "juicefs",
         "model_export",
         "runtime",
         "trainer",

@@ -3,9 +3,10 @@
 Usage: run.py [--all] [--keep] [--jobs N] [ROLE | ROLE/SCENARIO ...]
 
 Without arguments the `default` scenario of every role but `horovod`, whose wheel takes minutes to
-compile: name it, or give --all. The engine, the image and the
-network are those of `mayfly local up`, unless DOCKER_HOST and MAYFLY_NODE_IMAGE name others. What a
-scenario printed comes when it has ended. Ends with a table of times; exit status 1 when one failed.
+compile, and `juicefs`, which needs /dev/fuse and more in the image: name them, or give --all. The
+engine, the image and the network are those of `mayfly local up`, unless DOCKER_HOST and
+MAYFLY_NODE_IMAGE name others. What a scenario printed comes when it has ended. Ends with a table of
+times; exit status 1 when one failed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ BASE = ROOT / "tests/molecule/base.yml"
 NETWORK = "mayfly-molecule"
 JOBS = 2  # half of a scenario's time is waiting for daemons and for SSH
 # Parts of the node image that only these need, and that cost minutes (mayfly.local.image).
-EXTRAS = {"horovod/": "horovod-tensorflow", "runtime/tensorflow2": "tensorflow2"}
-ON_DEMAND = ("horovod",)
+EXTRAS = {
+    "horovod/": "horovod-tensorflow",
+    "juicefs/default": "juicefs",
+    "runtime/tensorflow2": "tensorflow2",
+}
+ON_DEMAND = ("horovod", "juicefs")
 LONGEST = "trainer/"  # started first, so that nothing short waits for it at the end
 
 
