@@ -34,6 +34,7 @@ from radl.radl import Feature
 USER = "root"
 KEY = "disk.0.os.credentials.private_key"
 SSH_SECONDS = 2
+DEVICES = "mayfly.devices"  # the label of an image whose nodes need devices
 # One bit each, in order: include/uapi/linux/capability.h.
 CAPABILITIES = [
     "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID",
@@ -185,6 +186,8 @@ class LocalDockerCloudConnector(DockerCloudConnector):
         first, *others = self._endpoints(vm, auth_data).items()
         mounts = self._generate_mounts(vm.info.systems[0])
         body = container(vm, mounts, first, self._labels(vm.inf, auth_data))
+        described = self._expect(200, "GET", f"/images/{body['Image']}/json", auth_data).json()
+        body["HostConfig"]["Devices"] = devices((described.get("Config") or {}).get("Labels"))
         name = f"im-{str(vm.inf.id)[:8]}-{body['Hostname']}-{vm.im_id}"
         create = f"/containers/create?name={name}"
         node = self._expect(201, "POST", create, auth_data, json.dumps(body)).json()["Id"]
@@ -245,6 +248,16 @@ def container(vm, mounts, first, labels):
             **control_groups(Path("/sys/fs/cgroup/cgroup.controllers").exists()),
         },
     }
+
+
+def devices(labels):
+    """The devices of this machine that an image's label asks for, as `/dev/fuse`, with commas."""
+    paths = (labels or {}).get(DEVICES, "").split(",")
+    return [
+        {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
+        for path in paths
+        if path
+    ]
 
 
 def control_groups(version_2):

@@ -321,7 +321,7 @@ def destroy(run: Run = None, as_json: Json = False, debug: Debug = False) -> Non
     if not already:
         with make_display(plain=as_json) as display, Phases(display).phase("destroy") as report:
             services = _services(record)
-            destroyer = Destroyer(services.im, ledger, services.traces)
+            destroyer = Destroyer(services.im, ledger, services.client, services.traces)
             destroyer.destroy(record, lambda text: report(text, None))
     document = {"ok": True, "run": record.run, "already_destroyed": already, "leftovers": 0}
     text = f"run {record.run}: {'already destroyed' if already else 'destroyed, nothing is left'}"

@@ -6,6 +6,7 @@ Nothing is created before everything that can be checked was checked. Whatever h
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mayfly import collection, data, export, fashion_mnist, images, inputs, preflight
+from mayfly import collection, data, export, fashion_mnist, images, inputs, juicefs, preflight
 from mayfly.clouds import CloudProfile
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases
@@ -22,6 +23,7 @@ from mayfly.errors import MayflyError, UserError
 from mayfly.ledger import Ledger, Record, Unwritable
 from mayfly.places import Place
 from mayfly.radl_render import render, write_radl
+from mayfly.redact import Secret
 from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore, preprocess_progress, staging_progress
 from mayfly.services import Services, local_image, open_services, reopen_services
@@ -139,6 +141,7 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
         services = open_services(spec.cloud, tools.environ, display.say)
     display.redact = display.redact.knowing(services.secrets)
     preflight.check_bucket(services.client, str(spec.model.destination))
+    preflight.check_store(spec.store, services.s3.endpoint, local=services.platform is not None)
     _provide_data(job, tools, services, phases)
     dataset = preflight.check_dataset(services.client, spec.data.source)
     preflight.check_preprocess(spec, dataset)
@@ -175,6 +178,7 @@ def _image(job: Job, services: Services, tools: Tools) -> str:
     if services.platform is None:
         return images.resolve(job.spec, job.profile, job.place, job.finder)
     extras = image_extras(job.spec.trainer.engine, job.spec.trainer.runtime)
+    extras += juicefs.image_extras(job.spec.store)
     return local_image(extras, tools.display.say)
 
 
@@ -239,8 +243,10 @@ def _work(ready: Ready, tools: Tools, phases: Phases) -> Status:
 
 def _create(ready: Ready, tools: Tools) -> str:
     """Send the RADL with its secrets filled in, which happens in memory only."""
-    values = {name: secret.reveal() for name, secret in ready.services.s3.inputs().items()}
-    text = inputs.fill(ready.radl, values)
+    password = Secret(secrets.token_hex(24))
+    tools.display.redact = tools.display.redact.knowing([password])
+    given = {**ready.services.s3.inputs(), inputs.STORE_PASSWORD: password}
+    text = inputs.fill(ready.radl, {name: secret.reveal() for name, secret in given.items()})
     with tools.ledger.intent(ready.run.id, "create", "infrastructure") as step:
         step.detail = ready.services.im.create(text)
     tools.ledger.set_infrastructure(ready.run.id, step.detail)
@@ -358,7 +364,9 @@ def _say_what_is_left(ready: Ready, tools: Tools) -> int:
 
 def _destroy(ready: Ready, tools: Tools, phases: Phases, hurried: bool) -> int:
     """Destroy the nodes; who has pressed Ctrl-C before leaves with the next one."""
-    destroyer = Destroyer(ready.services.im, tools.ledger, ready.services.traces)
+    destroyer = Destroyer(
+        ready.services.im, tools.ledger, ready.services.client, ready.services.traces
+    )
     patience = nullcontext() if hurried else _patiently(tools.display, ready.run.id)
     with phases.phase("destroy") as report, patience:
         record = tools.ledger.get(ready.run.id)
@@ -384,7 +392,7 @@ def export_again(record: Record, tools: Tools, *, keep: bool) -> Outcome:
         error = caught
         tools.ledger.set_outcome(run, "failed", display.redact(str(caught)))
     if error is None and not keep:
-        destroyer = Destroyer(services.im, tools.ledger, services.traces)
+        destroyer = Destroyer(services.im, tools.ledger, services.client, services.traces)
         with phases.phase("destroy") as report, _patiently(display, run):
             leftovers = len(destroyer.destroy(record, lambda text: report(text, None)))
     else:
@@ -399,13 +407,13 @@ def export_again(record: Record, tools: Tools, *, keep: bool) -> Outcome:
 
 
 def _count_leftovers(services: Services, record: Record) -> int:
-    """Return how many things of the run are there now."""
-    infrastructure = record.infrastructure
+    """Return how many things of the run are there now; a file system in the bucket is one."""
+    infrastructure, objects = record.infrastructure, int(juicefs.is_left(services.client, record))
     if not infrastructure:
-        return 0
+        return objects
     if services.traces:
-        return len(services.traces.leftovers(infrastructure))
-    return int(infrastructure in services.im.infrastructures())
+        return len(services.traces.leftovers(infrastructure)) + objects
+    return int(infrastructure in services.im.infrastructures()) + objects
 
 
 def _conclude(ready: Ready, tools: Tools, phases: Phases, ending: Ending) -> Outcome:

@@ -2,6 +2,7 @@
 
 IM's answer to a DELETE proves nothing (it may have lost sight of a node), so the end is decided by
 looking: IM lists no infrastructure of the run, and the cloud lists nothing that carries its label.
+What a shared file system has left in the bucket goes last, when nobody is there to write to it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from mayfly import juicefs
 from mayfly.errors import RemoteError
 from mayfly.im import Manager
 from mayfly.ledger import Ledger, Record, Unwritable
@@ -30,10 +32,14 @@ class Traces(Protocol):
 
 @dataclass(frozen=True)
 class Destroyer:
-    """What is needed to remove a run. `traces` is None where the cloud has no listing of ours."""
+    """What is needed to remove a run: IM, and boto3's client of the S3 service that the run has.
+
+    `traces` is None where the cloud has no listing of ours.
+    """
 
     im: Manager
     ledger: Ledger
+    client: Any
     traces: Traces | None = None
     pace: Pace = Pace(interval=1.0, patience=600.0)
 
@@ -49,6 +55,7 @@ class Destroyer:
         for infrastructure in self._infrastructures(run):
             with self._journalled(run.run, infrastructure):
                 self._remove(infrastructure, report)
+        self._empty_store(run, report)
         with suppress(Unwritable):
             self.ledger.set_state(run.run, "destroyed")
         return []
@@ -74,6 +81,15 @@ class Destroyer:
         if self.traces:
             self._until_nothing_carries_the_label(self.traces, infrastructure, report)
             self.traces.wipe(infrastructure)
+
+    def _empty_store(self, run: Record, report: Callable[[str], None]) -> None:
+        """Delete what the nodes' shared file system has in the bucket, if the run had one."""
+        uri = juicefs.uri_of(run)
+        if uri is None:
+            return
+        report(f"deleting {uri}")
+        with self.ledger.intent(run.run, "delete", uri) as step:
+            step.detail = f"{juicefs.remove(self.client, uri)} objects"
 
     def _until_im_forgets(self, infrastructure: str, report: Callable[[str], None]) -> None:
         clock = self.pace.clock

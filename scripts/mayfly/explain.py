@@ -6,8 +6,9 @@ from typing import Any
 
 from mayfly.engines import COMMAND
 from mayfly.errors import UserError
+from mayfly.juicefs import MODEL_DIR
 from mayfly.role_vars import data_dir
-from mayfly.spec import ClusterSpec
+from mayfly.spec import JUICEFS, ClusterSpec
 from mayfly_train.cluster import Cluster, parse_cluster
 from mayfly_train.errors import BadInput
 from mayfly_train.explain import chosen, explain
@@ -43,6 +44,7 @@ def example(spec: ClusterSpec) -> Cluster:
     ps = [_node("ps", index, index + 1) for index in range(spec.count("ps"))]
     workers = [_node("worker", i, len(ps) + i + 1) for i in range(spec.count("worker"))]
     hdfs = f"{(ps or workers)[0]['address']}"
+    in_hdfs = f"hdfs://{hdfs}:9000/mayfly/{RUN}/model"
     git = trainer.program.startswith("git+")
     directory = "/opt/mayfly/programs" + (f"/user/{trainer.directory}" if git else "")
     file = trainer.entrypoint if git else f"{trainer.program.removeprefix('builtin:')}.py"
@@ -59,7 +61,7 @@ def example(spec: ClusterSpec) -> Cluster:
             "nodes": {"ps": ps, "worker": workers},
             "namenode": {"rpc": f"hdfs://{hdfs}:9000", "http": f"http://{hdfs}:9870"},
             "data_dir": f"hdfs://{hdfs}:9000{data_dir(spec)}",
-            "model_dir": f"hdfs://{hdfs}:9000/mayfly/{RUN}/model",
+            "model_dir": MODEL_DIR if spec.store == JUICEFS else in_hdfs,
             "status_dir": f"/mayfly/{RUN}/status",
             "program": {
                 "path": f"{directory}/{file or ''}",

@@ -14,6 +14,7 @@ from mayfly.errors import UserError
 S3_ACCESS_KEY_ID = "s3_access_key_id"
 S3_SECRET_ACCESS_KEY = "s3_secret_access_key"
 S3_SESSION_TOKEN = "s3_session_token"
+STORE_PASSWORD = "store_password"  # drawn for each run; no user has to know it
 
 _PLACEHOLDER = re.compile(r"@input\.([A-Za-z0-9_]+)@")
 # A value lands inside single quotes in YAML inside RADL, and Ansible expands templates in it.

@@ -6,11 +6,13 @@ Each check raises an error of one line; none leaves anything behind.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mayfly.engines import COMMAND, PREPROCESSED, TFRECORD
 from mayfly.errors import UserError
-from mayfly.spec import ClusterSpec
+from mayfly.spec import JUICEFS, ClusterSpec
 from mayfly_train import manifest, s3
 from mayfly_train.errors import BadInput
 from mayfly_train.preprocess import source
@@ -35,6 +37,28 @@ class Dataset:
 def check_bucket(client: Any, uri: str) -> None:
     """Raise an error unless the keys are good for the bucket in `uri`, and it exists."""
     s3.require_bucket(client, s3.parse_uri(uri))
+
+
+def check_store(
+    store: str, endpoint: str | None, *, local: bool, device: Path = Path("/dev/fuse")
+) -> None:
+    """Raise UserError when nodes could not mount the shared file system that the job wants.
+
+    `local` says that nodes are containers of this machine, which get its device.
+    """
+    if store != JUICEFS:
+        return
+    if endpoint and urlsplit(endpoint).path.strip("/"):
+        raise UserError(
+            f"store is {store!r}, and the S3 endpoint {endpoint} has a path, which JuiceFS takes"
+            " for the bucket",
+            "give an endpoint without a path, or set store: hdfs",
+        )
+    if local and not device.exists():
+        raise UserError(
+            f"store is {store!r}, and this machine has no {device} for its nodes",
+            "run `modprobe fuse` as root, or set store: hdfs",
+        )
 
 
 def check_dataset(client: Any, uri: str) -> Dataset:

@@ -18,7 +18,7 @@ from mayfly.node_types import Nodes, plan_nodes
 from mayfly.radl_lint import lint
 from mayfly.role_vars import role_vars, share
 from mayfly.run import Run
-from mayfly.spec import CHECKOUT, ClusterSpec
+from mayfly.spec import CHECKOUT, JUICEFS, ClusterSpec
 from mayfly.steps import GroupPlay, Stage
 
 TEMPLATES = CHECKOUT / "radl"
@@ -68,7 +68,7 @@ def context(
     return {
         "run": run.id,
         "cloud": profile.name,
-        "inputs": [inputs.S3_ACCESS_KEY_ID, inputs.S3_SECRET_ACCESS_KEY],
+        "inputs": _inputs(spec),
         "public_ports": PUBLIC_PORTS,
         "networks": {"public": spec.network.public, "private": spec.network.private}
         if profile.networks
@@ -86,6 +86,11 @@ def context(
             if spec.count(play.group)
         ],
     }
+
+
+def _inputs(spec: ClusterSpec) -> list[str]:
+    keys = [inputs.S3_ACCESS_KEY_ID, inputs.S3_SECRET_ACCESS_KEY]
+    return [*keys, inputs.STORE_PASSWORD] if spec.store == JUICEFS else keys
 
 
 def _system(nodes: Nodes, spec: ClusterSpec, profile: CloudProfile, run: Run) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 
 from mayfly import inputs
 from mayfly.engines import HOROVOD
+from mayfly.juicefs import MODEL_DIR, MOUNT_POINT, store_name
 from mayfly.run import Run
-from mayfly.spec import ClusterSpec, parse_git
+from mayfly.spec import JUICEFS, ClusterSpec, parse_git, split_s3_uri
 
 # A run that takes as long as it may still needs its nodes for what comes before and after.
 MARGIN_S = 1800
@@ -21,6 +22,7 @@ def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     """The roles' variables for a run, by their full names; secrets are `@input.…@` placeholders."""
     return {
         **_deadman(spec, run),
+        **_juicefs(spec, run),
         "dataset_source": spec.data.source,
         "dataset_run_uri": run.uri(spec),
         **_preprocess(spec),
@@ -49,6 +51,20 @@ def _deadman(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     }
 
 
+def _juicefs(spec: ClusterSpec, run: Run) -> dict[str, Any]:
+    """Nothing for a run whose model is in HDFS: the role then does nothing."""
+    if spec.store != JUICEFS:
+        return {}
+    bucket, _ = split_s3_uri(str(spec.model.destination))
+    return {
+        "juicefs_name": store_name(run.id),
+        "juicefs_bucket": bucket,
+        **_s3("juicefs", run),
+        "juicefs_redis_password": inputs.placeholder(inputs.STORE_PASSWORD),
+        "juicefs_mount_point": MOUNT_POINT,
+    }
+
+
 def _trainer(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     trainer = spec.trainer
     return {
@@ -58,6 +74,7 @@ def _trainer(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         "trainer_mode": trainer.mode,
         "trainer_steps": trainer.steps,
         "trainer_batch_size": trainer.batch_size,
+        **({"trainer_model_dir": MODEL_DIR} if spec.store == JUICEFS else {}),
         **_program(spec),
         **({"trainer_command": list(trainer.command)} if trainer.command else {}),
         **({"trainer_environment": trainer.environment} if trainer.environment else {}),

@@ -39,6 +39,7 @@ from mayfly.errors import UserError, nearest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEFAULT_JOB = CHECKOUT / "training/jobs/default.yml"
+JUICEFS = "juicefs"
 
 # Samples in a global step where a program's own default is another than the common one.
 BATCH_SIZE = 128
@@ -483,8 +484,9 @@ class ClusterSpec(Model):
     """What trains."""
     data: Data = Data()
     """What it trains on."""
-    store: Literal["hdfs"] = "hdfs"
-    """The shared file system of the nodes."""
+    store: Literal["hdfs", "juicefs"] = "hdfs"
+    """Where checkpoints and model are until the export: in `hdfs`, or on a file system with data in
+    S3 that every node has mounted (`juicefs`), as a path. Data comes through HDFS with both."""
     model: ModelOutput = ModelOutput()
     """Where the result goes."""
     limits: Limits = Limits()

@@ -123,7 +123,9 @@ def measure(way: str) -> tuple[dict[str, float], dict[str, Any] | None]:
             infrastructure, seconds = follow(ready, radl, ledger)
             second = configure_again(ready, infrastructure) if way == "ours" else None
         finally:
-            destroyer = Destroyer(ready.services.im, ledger, ready.services.traces)
+            destroyer = Destroyer(
+                ready.services.im, ledger, ready.services.client, ready.services.traces
+            )
             destroyer.destroy(ledger.get(ready.run.id), lambda _: None)
     return seconds, second
 

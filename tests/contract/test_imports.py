@@ -19,7 +19,9 @@ AUTH = {f"auth.{name}" for name in {"credential", "entry", "find", "token", "web
 LAYERS = [
     BASE,
     {"spec"},
-    {"steps", "clouds", "run", "inputs", "radl_lint", "ledger", "credentials", "prices"} | AUTH,
+    {"steps", "clouds", "run", "inputs", "radl_lint", "ledger", "credentials", "prices"}
+    | {"juicefs"}
+    | AUTH,
     {"role_vars", "radl_render", "collection", "im", "im_server"}
     | {"node_types", "places", "images"},
     {"cost", "planning", "inventory", "dry_run", "providers.aws", "providers.azure"},

@@ -25,8 +25,17 @@ JOBS: dict[str, dict[str, Any]] = {
         "mode": "sync",
     },
     "preprocess": {"engine": "torch", "data.preprocess.to": "tensors"},
+    "juicefs": {"engine": "keras-ps", "store": "juicefs"},
 }
-TYPES = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list, "float": (int, float)}
+TYPES = {
+    "str": str,
+    "path": str,
+    "int": int,
+    "bool": bool,
+    "dict": dict,
+    "list": list,
+    "float": (int, float),
+}
 
 
 def variables(job: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BIN = Path(sys.executable).parent
 SECRETS = dict.fromkeys(("s3_access_key_id", "s3_secret_access_key"), "never/in+a=file")
+SECRETS["store_password"] = "0123456789abcdef"
 
 TARBALL = "http://172.30.0.1:8333/mayfly-public/0123456789abcdef/mayfly-training-0.1.0.tar.gz"
 LOCAL_RUN = {
@@ -106,6 +107,7 @@ CASES = [
         },
     ),
     Case("local_tf_server", {"engine": "tf-server"}),
+    Case("local_juicefs", {"engine": "keras-ps", "store": "juicefs"}),
     Case(
         "local_command",
         {
@@ -143,6 +145,7 @@ CASES = [
             "nodes.ps.instance": "c6i.xlarge",
             "nodes.worker.gpu": 1,
             "nodes.worker.spot": True,
+            "store": "juicefs",
         },
         cloud="aws",
     ),
@@ -216,7 +219,8 @@ def test_secrets_are_placeholders(case: Case):
     text = case.render()
     expected = ["s3_access_key_id", "s3_secret_access_key"]
     token = ["s3_session_token"] if case.run.get("session_token") else []
-    assert inputs.names(text) == expected + token
+    password = ["store_password"] if case.overrides.get("store") == "juicefs" else []
+    assert inputs.names(text) == expected + token + password
     for name in inputs.names(text):
         assert inputs.placeholder(name) not in text.partition("network public")[0]
 

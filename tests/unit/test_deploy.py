@@ -221,8 +221,9 @@ def test_what_cannot_be_destroyed_is_a_failure_that_counts_it(stage, monkeypatch
     stage.traces.left, stage.traces.stuck = ["node-1"], True
     clock = FakeClock()
 
-    def quick(im, ledger, traces):
-        return module_destroyer(im, ledger, traces, Pace(1.0, 5.0, clock=clock, sleep=clock.sleep))
+    def quick(im, ledger, client, traces):
+        pace = Pace(1.0, 5.0, clock=clock, sleep=clock.sleep)
+        return module_destroyer(im, ledger, client, traces, pace)
 
     module_destroyer = module.Destroyer
     monkeypatch.setattr(module, "Destroyer", quick)
@@ -240,6 +241,31 @@ def test_preprocessing_is_shown_where_a_job_asks_for_it(stage, monkeypatch):
     stage.store.converted = [{"seconds": 3.0, "files_done": 8, "files_total": 8, "error": None}]
     assert run(stage).error is None
     assert "preprocessing done" in stage.display.lines
+
+
+def test_the_shared_file_system_has_a_password_that_nobody_sees(stage):
+    stage.ready = replace(stage.ready, radl=f"{RADL} '@input.store_password@'")
+    module._create(stage.ready, stage.tools)
+    password = stage.im.radls["infra-0"].split("'")[-2]
+    assert len(password) == 48
+    assert password not in stage.display.redact(f"IM says: {password}")
+    module._create(stage.ready, stage.tools)
+    assert password not in stage.im.radls["infra-1"], "each run draws its own"
+
+
+def test_a_kept_run_counts_the_file_system_that_it_has_in_the_bucket(stage, client):
+    client.create_bucket(Bucket="bucket")
+    stage.ready = replace(
+        stage.ready,
+        job=replace(stage.ready.job, keep=True),
+        services=replace(stage.ready.services, client=client),
+    )
+    stage.tools.ledger.add(RUN, "local", URI, {"store": "juicefs"})
+    stage.tools.ledger.set_infrastructure(RUN, "infra-0")
+    stage.traces.left, stage.traces.stuck = ["node-1", "network-1"], True
+    assert module._kept(stage.ready, stage.tools) == 2
+    client.put_object(Bucket="bucket", Key=f"{RUN}-store/juicefs_uuid", Body=b"x")
+    assert module._kept(stage.ready, stage.tools) == 3
 
 
 def test_staging_is_not_counted_twice(stage):

@@ -21,7 +21,7 @@ def ledger(tmp_path):
 
 def destroyer(im: FakeIM, ledger: Ledger, traces: FakeTraces | None = None) -> Destroyer:
     clock = FakeClock()
-    return Destroyer(im, ledger, traces, Pace(1.0, 60.0, clock=clock, sleep=clock.sleep))
+    return Destroyer(im, ledger, None, traces, Pace(1.0, 60.0, clock=clock, sleep=clock.sleep))
 
 
 def destroy(im: FakeIM, ledger: Ledger, traces: FakeTraces | None = None) -> list[str]:

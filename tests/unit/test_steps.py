@@ -26,7 +26,7 @@ def test_our_own_playbooks():
     assert [stage.name for stage in found] == ["hdfs", "dataset", "runtime", "train"]
     assert [stage.number for stage in found] == [1, 2, 3, 4]
     roles = {stage.name: {play.group: play.role_names for play in stage.plays} for stage in found}
-    assert roles["hdfs"] == {"ps": ("deadman", "hadoop"), "worker": ("deadman", "hadoop")}
+    assert roles["hdfs"] == dict.fromkeys(("ps", "worker"), ("deadman", "hadoop", "juicefs"))
     assert "dataset" in roles["dataset"]["worker"]
     assert "dataset" not in roles["dataset"]["ps"]
     assert roles["runtime"] == {"ps": ("gpu", "runtime"), "worker": ("gpu", "runtime", "horovod")}

@@ -264,6 +264,11 @@ def job_file_values(file: Path, environ: Mapping[str, str]) -> dict[str, Any]:
             f"trainer.engine is {trainer.engine!r}, and Heat's nodes run PyTorch alone",
             "set trainer.engine: torch",
         )
+    if spec.store != "hdfs":
+        raise UserError(
+            f"store is {spec.store!r}, which Heat's nodes do not have",
+            "leave it out: each process has its own directory, and results go to S3",
+        )
     if trainer.environment:
         names = ", ".join(trainer.environment)
         raise UserError(

@@ -41,11 +41,11 @@ HOROVOD_SCRIPT = Path("roles/horovod/files/build_wheel.py")
 INSTALLER = Path("roles/runtime/files/install_packages.py")
 FRAMEWORK_REQUIREMENTS = "roles/runtime/files/requirements-{}-cpu.txt"
 # What only some jobs need, and costs minutes: their jobs ask for it, MAYFLY_IMAGE_EXTRAS may, too.
-EXTRAS = ("tensorflow2", "horovod-tensorflow", "horovod-torch")
+EXTRAS = ("tensorflow2", "horovod-tensorflow", "horovod-torch", "juicefs")
 EXTRAS_VARIABLE = "MAYFLY_IMAGE_EXTRAS"
 KEEP_SECONDS = 30 * 24 * 3600
 REQUIREMENTS = tuple(
-    f"roles/{role}/files/requirements*.txt" for role in ("agent", "horovod", "runtime")
+    f"roles/{role}/files/requirements*.txt" for role in ("agent", "horovod", "juicefs", "runtime")
 )
 REPOSITORIES = ("mayfly-node:", "mayfly-base:", "mayfly-debian:")
 NOT_IN_BASE = ("assemble.sh", "horovod.sh", "requirements-tools.txt")
@@ -126,13 +126,20 @@ def read_recipe(
         base_files=files,
         source=source,
         base_dockerfile=(NODE / "base.Dockerfile").read_text(),
-        node_dockerfile=(NODE / "node.Dockerfile").read_text(),
+        node_dockerfile=node_dockerfile(wanted),
         hadoop={path.name: path.read_text() for path in hadoop},
         requirements=tuple(requirement_texts(checkout, wanted)),
         horovod=horovod,
         horovod_files={path.name: path.read_text() for path in horovod_files if horovod},
         torch_index=environ.get("MAYFLY_TORCH_INDEX") or TORCH_INDEX,
     )
+
+
+def node_dockerfile(wanted: Collection[str]) -> str:
+    """The text that makes a node of the base image; some extras bring lines of their own."""
+    own = [NODE / f"{extra}.Dockerfile" for extra in wanted]
+    paths = [NODE / "node.Dockerfile", *(path for path in own if path.exists())]
+    return "".join(path.read_text() for path in paths)
 
 
 def requirement_texts(checkout: Path, wanted: Collection[str] = ()) -> list[str]:
@@ -250,7 +257,7 @@ class Builder:
                 _link(wheel, context / "wheels" / wheel.name)
             self.progress("adding the Hadoop set and the wheels to the node image")
             base = f"BASE={self.recipe.base_tag}"
-            self._docker_build(context, "node.Dockerfile", self.recipe.tag, base)
+            self._docker_build(context, "node", self.recipe.tag, base)
 
     @property
     def _base_saved(self) -> Path:
@@ -283,7 +290,7 @@ class Builder:
                 (context / name).write_text(text)
             self.progress("installing packages and Ansible in the node image (about 2 minutes)")
             argument = f"SOURCE={source}"
-            self._docker_build(context, "base.Dockerfile", self.recipe.base_tag, argument)
+            self._docker_build(context, "base", self.recipe.base_tag, argument)
 
     def _save_base(self) -> None:
         if self._base_saved.exists():
@@ -399,10 +406,11 @@ class Builder:
         log = self.paths.of("image") / f"{result.name.strip('.')}.log"
         self.docker.logged(log, "run", *options, self.recipe.base_tag, *command)
 
-    def _docker_build(self, context: Path, dockerfile: str, tag: str, argument: str) -> None:
-        (context / "Dockerfile").write_text((NODE / dockerfile).read_text())
+    def _docker_build(self, context: Path, layer: str, tag: str, argument: str) -> None:
+        texts = {"base": self.recipe.base_dockerfile, "node": self.recipe.node_dockerfile}
+        (context / "Dockerfile").write_text(texts[layer])
         options = ("--network", "host", "--force-rm", "-t", tag, "--build-arg", argument)
-        log = self.paths.of("image") / f"{dockerfile}.log"
+        log = self.paths.of("image") / f"{layer}.Dockerfile.log"
         self.docker.logged(log, "build", *options, str(context))
 
     def _prune(self) -> None:
