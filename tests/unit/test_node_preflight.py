@@ -481,7 +481,7 @@ def test_eight_nodes(tmp_path):
 # --- the all-reduce ----------------------------------------------------------------------------
 
 
-async def ring(size: int, patience: float = 0.5, slow: int | None = None, wrong: bool = False):
+async def ring(size: int, patience: float = 60, slow: int | None = None, wrong: bool = False):
     """Rings over socket pairs; the edge into rank `slow` carries nothing after a while."""
     pairs = [socket.socketpair() for _ in range(size)]  # pair r: from r - 1 to r
     before = [await asyncio.open_connection(sock=pair[1]) for pair in pairs]
@@ -517,7 +517,7 @@ def test_a_wrong_sum_is_seen():
 
 
 def test_a_stalled_edge_is_the_one_whose_sender_has_sent_more():
-    rings, results = asyncio.run(ring(3, slow=1))
+    rings, results = asyncio.run(ring(3, patience=0.5, slow=1))
     assert isinstance(results[1], allreduce.Stalled)
     assert rings[0].sent > rings[1].received
 
