@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from mayfly import juicefs
 from mayfly.errors import RemoteError
 from mayfly.im import Manager
-from mayfly.ledger import Ledger, Record, Unwritable
+from mayfly.ledger import Ledger, Record, Step, Unwritable
 from mayfly.watch import Pace
 
 ORPHAN_S = 5.0  # what is there so long after IM forgot it has nobody else to remove it
@@ -53,7 +53,7 @@ class Destroyer:
         with suppress(Unwritable):
             self.ledger.set_state(run.run, "destroying")
         for infrastructure in self._infrastructures(run):
-            with self._journalled(run.run, infrastructure):
+            with self._journalled(run.run, "destroy", infrastructure):
                 self._remove(infrastructure, report)
         self._empty_store(run, report)
         with suppress(Unwritable):
@@ -61,11 +61,13 @@ class Destroyer:
         return []
 
     @contextmanager
-    def _journalled(self, run: str, infrastructure: str) -> Iterator[None]:
-        with ExitStack() as stack:
+    def _journalled(self, run: str, action: str, target: str) -> Iterator[Step]:
+        """An intent of the ledger's, as far as the ledger can be written."""
+        step = Step()
+        with suppress(Unwritable), ExitStack() as stack:
             with suppress(Unwritable):
-                stack.enter_context(self.ledger.intent(run, "destroy", infrastructure))
-            yield
+                step = stack.enter_context(self.ledger.intent(run, action, target))
+            yield step
 
     def _infrastructures(self, run: Record) -> Iterator[str]:
         """Give the ids, also of one whose creation was asked for but whose id never came back.
@@ -88,7 +90,7 @@ class Destroyer:
         if uri is None:
             return
         report(f"deleting {uri}")
-        with self.ledger.intent(run.run, "delete", uri) as step:
+        with self._journalled(run.run, "delete", uri) as step:
             step.detail = f"{juicefs.remove(self.client, uri)} objects"
 
     def _until_im_forgets(self, infrastructure: str, report: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -142,6 +143,16 @@ def test_destroy_leaves_no_object_of_the_store_and_all_others(ledger, client):
     assert (last.action, last.target) == ("delete", f"s3://bucket/{PREFIX}")
     assert (last.outcome, last.detail) == ("done", "1006 objects")
     assert ledger.get(ID).destroyed
+
+
+def test_a_ledger_that_cannot_be_written_keeps_no_object_alive(ledger, client, monkeypatch):
+    def full(statement, values):
+        raise ledger._unwritable(sqlite3.OperationalError("database or disk is full"))
+
+    make_bucket(client, "bucket", {f"{PREFIX}chunks/0": b"data"})
+    monkeypatch.setattr(ledger, "_write", full)
+    destroy(ledger, client)
+    assert keys(client) == []
 
 
 def test_objects_go_after_the_nodes_that_could_write_them(ledger, client):
