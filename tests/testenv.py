@@ -23,6 +23,8 @@ VARIABLES = {
     "MAYFLY_S3_PORT": "18333",
     "MAYFLY_S3_ACCESS_KEY_ID": "mayflytestkey",
     "MAYFLY_S3_SECRET_ACCESS_KEY": CANARY,
+    # One image for all tests, with what the engines need beside the main job's own framework.
+    "MAYFLY_IMAGE_EXTRAS": "tensorflow2,horovod-tensorflow",
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from faults import frameworks
 from faults.test_training import succeeded
 
 STEPS = 300
@@ -42,3 +44,40 @@ def test_a_server_that_holds_the_step_is_killed(lab, task):
     succeeded(status)
     redone = status["samples_processed"] - status["samples_seen"]
     print(f"tf-server, {task}: started again after {again:.0f} s, {redone} samples done twice")
+
+
+# Engines that train on IDX files: built-in program and framework. A framework is installed
+# once, so engines of the same one stand together.
+BUILT_IN = {
+    "horovod": ("mnist_horovod_keras", "tensorflow"),
+    "keras-ps": ("mnist_keras_ps", "tensorflow2"),
+    "mwms": ("mnist_mwms", "tensorflow2"),
+}
+
+
+@pytest.fixture(scope="module")
+def idx(lab) -> Iterator[str]:
+    """The IDX files' directory in the lab's HDFS; the lab has its own framework at the end."""
+    yield frameworks.stage_idx(lab)
+    frameworks.put_back(lab)
+
+
+@pytest.mark.parametrize("engine", BUILT_IN)
+def test_an_engine_trains(lab, idx, engine):
+    program, framework = BUILT_IN[engine]
+    frameworks.install(lab, framework, horovod=framework if engine == "horovod" else "")
+    members = lab.document["nodes"]
+    run = lab.train(
+        steps=900,
+        mode="async" if engine == "keras-ps" else "sync",
+        engine=engine,
+        data_dir=idx,
+        nodes=members if engine == "keras-ps" else {**members, "ps": []},
+        program=lab.program(program),
+        program_args={},
+    )
+    status = run.end(300)
+    succeeded(status)
+    assert status["accuracy"] > 0.75, "900 steps of 32; chance is 0.1"
+    assert status["samples_seen"] == status["samples_processed"]
+    assert run.read("manifest.json"), "the model is whole in the bucket"
