@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,7 +56,9 @@ def build(checkout: Path = CHECKOUT, cache: Path | None = None) -> Path:
     if not tarball.exists():
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as made:
-            _run_galaxy(checkout, Path(made))
+            sources = Path(made) / "sources"
+            _copy_sources(checkout, sources)
+            _run_galaxy(sources, Path(made))
             (Path(made) / name).replace(tarball)
     return tarball
 
@@ -122,13 +125,24 @@ def _source_files(checkout: Path) -> Iterator[Path]:
                 yield path
 
 
-def _run_galaxy(checkout: Path, output: Path) -> None:
-    command = [sys.executable, "-m", "ansible", "galaxy", "collection", "build", str(checkout)]
-    environment = {
-        **os.environ,
-        "ANSIBLE_HOME": str(output / "home"),
-        "ANSIBLE_CONFIG": str(checkout / "ansible.cfg"),
-    }
+def _copy_sources(checkout: Path, target: Path) -> None:
+    """Copy what the collection is made of.
+
+    ansible-galaxy walks all that lies beside it, and fails when a file goes away meanwhile: a
+    checkout may hold the state directory, and so the disks of running nodes.
+    """
+    for path in _source_files(checkout):
+        copy = target / path.relative_to(checkout)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
+
+
+def _run_galaxy(sources: Path, output: Path) -> None:
+    command = [sys.executable, "-m", "ansible", "galaxy", "collection", "build", str(sources)]
+    settings = output / "ansible.cfg"  # instead of that of whatever directory this runs in
+    settings.touch()
+    home = output / "home"
+    environment = {**os.environ, "ANSIBLE_HOME": str(home), "ANSIBLE_CONFIG": str(settings)}
     done = subprocess.run(
         [*command, "--output-path", str(output)],
         env=environment,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlparse
 
 import boto3
@@ -75,6 +76,14 @@ def test_the_tarball_is_built_once_per_content(checkout: Path, tmp_path: Path):
     assert collection.build(checkout, tmp_path / "cache") == first
     assert first.stat().st_mtime_ns == made
     assert [path.name for path in first.parent.iterdir()] == [first.name]
+
+
+def test_what_lies_beside_the_sources_is_not_walked(checkout: Path, tmp_path: Path):
+    """Such as the disks of running nodes, where files go away at any time."""
+    with patch.object(collection, "_run_galaxy", wraps=collection._run_galaxy) as galaxy:
+        collection.build(checkout, tmp_path / "cache")
+    sources = galaxy.call_args.args[0]
+    assert checkout not in (sources, *sources.parents)
 
 
 def test_the_hash_follows_content_names_and_nothing_else(checkout: Path):
