@@ -2,8 +2,8 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench bench-staging bench-input bench-scaling \
-        bench-deploy bench-memory bench-ddp bench-engines bench-preprocess soak docs docs-check goldens \
-        build check plan deploy status destroy local-up local-down local-status clean
+        bench-deploy bench-memory bench-ddp bench-engines bench-launchers bench-preprocess soak docs docs-check \
+        goldens build check plan deploy status destroy local-up local-down local-status clean
 
 BIN := .venv/bin
 # Make variables become flags, so they win over the job file and the environment.
@@ -103,6 +103,9 @@ bench-engines: setup-dev ## Each engine with one worker and with two, one core e
 
 bench-preprocess: setup-dev ## Preprocessing by one node beside all nodes together, RUNS=5
 	@$(TESTENV) $(BIN)/python tests/bench/preprocess.py $(RUNS)
+
+bench-launchers: setup-dev ## Horovod and torchrun as Mayfly starts them beside their own launchers, RUNS=5
+	@$(TESTENV) $(BIN)/python tests/bench/launchers.py $(RUNS)
 
 soak: setup-dev ## RUNS=20 short runs in a row: what grows without end?
 	@$(TESTENV) $(BIN)/python tests/bench/soak.py $(RUNS)
