@@ -50,7 +50,7 @@ def test_it_ends_well_and_learned(job):
 
 def test_the_model_is_whole_in_the_bucket(job, bucket):
     outcome, _ = job
-    uri = s3.parse_uri(outcome.document["model_uri"].removesuffix("model/"))
+    uri = s3.parse_uri(outcome.document["model_uri"].rstrip("/").removesuffix("model"))
     manifest = s3.read_json(bucket, uri.join("manifest.json"))
     paths = {entry["path"] for entry in manifest["files"]}
     assert "model/saved_model.pb" in paths
