@@ -35,6 +35,18 @@ def test_an_evaluators_log():
     assert (progress.restores, progress.restored_step) == (2, 1401)
 
 
+def test_the_last_loss_does_not_take_back_the_last_checkpoints_step():
+    """The chief's checkpoint is saved before its loss is told, which has the step before it."""
+    lines = ["Saving checkpoints for 200 into /m/model.ckpt.", "loss = 0.5, step = 199 (0.4 sec)"]
+    assert after_lines(Progress(step=195), lines) == Progress(step=200, loss=0.5)
+
+
+def test_a_start_without_a_checkpoint_begins_at_zero():
+    """A chief that died before its first checkpoint restores none, and saves step 0 at once."""
+    lines = ["Saving checkpoints for 0 into /m/model.ckpt.", "loss = 2.1, step = 0"]
+    assert after_lines(Progress(step=30), lines).step == 0
+
+
 def test_other_lines_change_nothing():
     before = Progress(step=7, loss=0.1)
     for line in ("", "loss", "step = 9", "global_step/sec:", "\x00\xff", "loss = x, step = y"):

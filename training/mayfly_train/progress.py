@@ -55,7 +55,9 @@ def after_line(progress: Progress, line: str) -> Progress:
 
 def _after_estimators_line(progress: Progress, line: str) -> Progress:
     if match := _LOSS.search(line):
-        return replace(progress, loss=float(match[1]), step=int(match[2]))
+        # This step is from before the session's run: at the end, the last checkpoint's is newer.
+        step = max(progress.step or 0, int(match[2]))
+        return replace(progress, loss=float(match[1]), step=step)
     if match := _RATE.search(line):
         return replace(progress, steps_per_second=float(match[1]))
     if match := _SAVED.search(line):
