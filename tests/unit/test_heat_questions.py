@@ -2,7 +2,12 @@ from __future__ import annotations
 
 from ipaddress import IPv4Network
 
-from mayfly.heat.questions import ask_all
+import pytest
+
+from mayfly.errors import UserError
+from mayfly.heat.job import HeatJob, make_job
+from mayfly.heat.questions import ask_all, ask_until_found
+from mayfly.heat.repository import NotThere
 
 
 def answered(*answers: str):
@@ -11,7 +16,7 @@ def answered(*answers: str):
     said: list[str] = []
     given = iter(answers)
 
-    def ask(question: str) -> str:
+    def ask(question: str, offer: str | None) -> str:
         asked.append(question)
         return next(given)
 
@@ -48,3 +53,35 @@ def test_a_wrong_answer_is_explained_and_asked_again():
         said, ["ssh", "https://", "whole", "whole", "0 to 10", "..", ".py"], strict=True
     ):
         assert says in line
+
+
+def test_what_is_not_found_is_asked_again_and_offers_what_was_answered():
+    answers = iter(["https://example.org/wrong.git", "2", "code", "train.py"])
+    offered: list[str | None] = []
+    said: list[str] = []
+
+    def ask(question: str, offer: str | None) -> str:
+        offered.append(offer)
+        if question.startswith("HTTPS") and offer is not None:
+            return "https://example.org/repo.git"
+        return offer or next(answers)
+
+    def look(wanted: HeatJob) -> None:
+        if "wrong" in wanted.repository:
+            raise NotThere("it cannot be cloned", "correct the URL")
+
+    wanted = ask_until_found(IPv4Network("10.0.0.0/28"), ask, said.append, make_job, look)
+    assert wanted.repository == "https://example.org/repo.git"
+    assert (wanted.workers, wanted.directory, wanted.entrypoint) == (2, "code", "train.py")
+    assert said == ["it cannot be cloned — correct the URL"]
+    assert offered == [None] * 4 + ["https://example.org/wrong.git", "2", "code", "train.py"]
+
+
+def test_what_no_answer_can_mend_is_not_asked_again():
+    answers = iter(["https://example.org/repo.git", "2", "code", "train.py"])
+
+    def look(wanted: HeatJob) -> None:
+        raise UserError("git is not installed here", "install it")
+
+    with pytest.raises(UserError, match="git is not installed"):
+        ask_until_found(IPv4Network("10.0.0.0/28"), lambda *_: next(answers), print, make_job, look)

@@ -1,12 +1,13 @@
 """`mayfly heat`: a template by questions, flags or a job file, and the end of its stack."""
 
-# typer makes options of parameters; `_values` reads those that no body names.
+# typer makes options of parameters; `_wanted` reads those that no body names.
 # ruff: noqa: ARG001, PLR0913, PLR0917
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,9 +109,7 @@ def template(
     path = None if to == output.STANDARD_OUTPUT else Path(to)
     if path is not None:
         output.check_free(path, force=force)
-    wanted = make_job(_values(context))
-    if check:
-        check_repository(wanted)
+    wanted = _wanted(context, check_repository if check else None)
     text = dump(build(wanted))
     for notice in notices(wanted, text):
         sys.stderr.write(f"mayfly: the template may be refused: {notice}\n")
@@ -143,28 +142,31 @@ def delete(
     emit(document, text, as_json=as_json)
 
 
-def _values(context: typer.Context) -> dict[str, Any]:
-    """The job's settings: flags over the job file, or the answers to the questions."""
+def _wanted(context: typer.Context, look: Callable[[HeatJob], None] | None) -> HeatJob:
+    """The job by flags over the job file, or by answers to the questions; `look` was taken."""
     given = context.params
     flags = {name: value for name, value in given.items() if name not in _OWN and _is_given(value)}
     if flags.get("results"):
         flags["results"] = _checked("results", s3_uri, flags["results"])
-    if given["job"]:
-        return {**job_file_values(Path(given["job"]), os.environ), **flags}
-    if set(flags) & {"repository", "entrypoint", "workers", "directory"}:
-        return flags
+    look = look or (lambda _: None)
+    if given["job"] or set(flags) & {"repository", "entrypoint", "workers", "directory"}:
+        file = job_file_values(Path(given["job"]), os.environ) if given["job"] else {}
+        wanted = make_job({**file, **flags})
+        look(wanted)
+        return wanted
     if not sys.stdin.isatty():
         raise UserError(
             "nothing to make a template of: no repository and no terminal to ask on",
             "give --repo URL and --entrypoint FILE, or a job file",
         )
     cidr = _checked("cidr", check_cidr, flags.get("cidr") or DEFAULT_CIDR)
-    answers = questions.ask_all(
+    return questions.ask_until_found(
         parse_cidr(cidr),
-        lambda question: str(typer.prompt(question, err=True)),
+        lambda question, offer: str(typer.prompt(question, default=offer, err=True)),
         lambda text: typer.echo(text, err=True),
+        lambda answers: make_job({**answers, **flags}),
+        look,
     )
-    return {**answers, **flags}
 
 
 def _is_given(value: Any) -> bool:

@@ -15,8 +15,12 @@ LIMIT_S = 60
 SKIP = "or skip this look with --no-check, when only the nodes can reach it"
 
 
+class NotThere(UserError):
+    """The repository, or what nodes need of it, is not to be found."""
+
+
 def check_repository(job: HeatJob) -> None:
-    """Raise UserError when the repository cannot be read, or lacks what nodes will run.
+    """Raise NotThere when the repository cannot be read, or lacks what nodes will run.
 
     Only names are fetched (a shallow clone without files, where the server can do that).
     """
@@ -28,7 +32,7 @@ def check_repository(job: HeatJob) -> None:
         for name in ("requirements.txt", job.entrypoint):
             path = str(PurePosixPath(job.directory, name))
             if _git("cat-file", "-e", f"{commit}:{path}", at=clone).returncode:
-                raise UserError(
+                raise NotThere(
                     f"there is no {path!r} in {job.repository}{_at(job)}",
                     "correct the directory or the entrypoint, or push the file",
                 )
@@ -49,7 +53,7 @@ def _fetch(job: HeatJob, clone: Path) -> str:
         whole = _git("fetch", "-q", "--", job.repository, *everything, at=clone)
         if whole.returncode == 0:
             if _git("cat-file", "-e", f"{job.ref}^{{commit}}", at=clone).returncode:
-                raise UserError(
+                raise NotThere(
                     f"there is no {job.ref!r} in {job.repository}",
                     "give a branch, tag or commit that is there",
                 )
@@ -57,7 +61,7 @@ def _fetch(job: HeatJob, clone: Path) -> str:
         done = whole
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no answer"]
-        raise UserError(
+        raise NotThere(
             f"{job.repository} cannot be cloned: {lines[-1]}", f"correct the URL, {SKIP}"
         )
     return "FETCH_HEAD"
