@@ -16,8 +16,8 @@ from mayfly.auth.entry import client_item
 from mayfly.auth.find import CLOUDS, FINDERS
 from mayfly.credentials import find_s3_settings
 from mayfly.errors import MayflyError, UserError, unknown
-from mayfly.im_server import URL, find_server, greet
-from mayfly.local import engine, imservice, s3server
+from mayfly.im_server import find_server, greet
+from mayfly.local import cloudim, engine, imservice, s3server
 from mayfly.local.paths import find_paths
 from mayfly.redact import CREDENTIALS_IN_URL, MASK, Redactor
 from mayfly.spec import s3_uri
@@ -114,8 +114,7 @@ def _identity(credential: Credential) -> Iterator[Finding]:
 def _im(environ: Mapping[str, str]) -> str:
     server = find_server(environ)
     if server is None:
-        why = "nodes there are made by an IM service of yours"
-        raise Missing("no IM service is named", [URL], f"set it to its address: {why}")
+        return cloudim.check(environ)
     return f"IM {greet(server)} at {server.url} takes the keys"
 
 
@@ -136,7 +135,7 @@ def _local(environ: Mapping[str, str]) -> Iterator[Finding]:
     """The engine, and the ports of the two services."""
     paths = find_paths(environ)
     yield _ask("engine", lambda: engine.check(paths, environ))
-    yield _ask("im", lambda: _free(imservice.check, paths, environ))
+    yield _ask("im", lambda: _free(imservice.check, imservice.LOCAL, paths, environ))
     yield _ask("s3", lambda: _free(s3server.check, paths, environ))
 
 

@@ -83,6 +83,7 @@ class Destroyer:
         if self.traces:
             self._until_nothing_carries_the_label(self.traces, infrastructure, report)
             self.traces.wipe(infrastructure)
+        self.im.forget(infrastructure)
 
     def _empty_store(self, run: Record, report: Callable[[str], None]) -> None:
         """Delete what the nodes' shared file system has in the bucket, if the run had one."""

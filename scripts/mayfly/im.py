@@ -66,6 +66,7 @@ class Manager(Protocol):
     def find(self, text: str) -> list[str]: ...
     def destroy(self, infrastructure: str) -> None: ...
     def reconfigure(self, infrastructure: str) -> None: ...
+    def forget(self, infrastructure: str) -> None: ...
 
 
 Auth = Callable[[], Sequence[Mapping[str, str]]]
@@ -88,14 +89,23 @@ def auth_of(file: Path) -> Auth:
 class IM:
     """A Manager over IM's REST interface."""
 
-    def __init__(self, url: str, auth: Auth, *, revive: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        auth: Auth,
+        *,
+        revive: Callable[[], object] | None = None,
+        forget: Callable[[str], object] | None = None,
+    ) -> None:
         """Find the keys, and again from time to time; raises what finding them raises.
 
-        `revive` starts the service again; it is called when the service does not answer.
+        `revive` starts the service again; it is called when the service does not answer. `forget`
+        wipes what the service remembers of a destroyed infrastructure.
         """
         self._url = url
         self._auth = auth
         self._revive = revive
+        self._forget = forget
         self.restarts = 0
         self._client = self._new_client()
 
@@ -157,6 +167,11 @@ class IM:
     def reconfigure(self, infrastructure: str) -> None:
         """Start contextualization anew; a restarted IM does not go on with it by itself."""
         self._call("reconfigure", lambda: self._client.reconfigure(infrastructure, ""))
+
+    def forget(self, infrastructure: str) -> None:
+        """Have a service of ours wipe what it remembers of what is destroyed, secrets among it."""
+        if self._forget:
+            self._forget(infrastructure)
 
     def _property(self, infrastructure: str, name: str) -> Any:
         return self._call(

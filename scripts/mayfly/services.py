@@ -1,27 +1,28 @@
 """The place where a run lives: the IM service, the S3 service and the cloud's own listing.
 
-CLOUD=local has these on this machine, started when they are needed; for every other cloud IM_URL
-names an IM service. The cloud's keys go with each call to it, from memory: no file holds them.
+CLOUD=local has these on this machine, started when they are needed. For every other cloud there is
+a second IM service of ours, or the one that IM_URL names. The cloud's keys go with each call to it,
+from memory: no file holds them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mayfly.auth.credential import Missing
-from mayfly.auth.entry import Entry, client_item
+from mayfly.auth.entry import INFRASTRUCTURE_MANAGER, Entry, client_item
 from mayfly.auth.find import find_credential
 from mayfly.credentials import S3Settings, find_s3_settings
 from mayfly.destroy import Traces
 from mayfly.errors import UserError
 from mayfly.im import IM, Manager, auth_of
-from mayfly.im_server import URL, find_server, greet, is_loopback, server_url
+from mayfly.im_server import URL, Server, find_server, greet, is_loopback, server_url
 from mayfly.ledger import Record
+from mayfly.local import cloudim, imservice
 from mayfly.local import platform as local
 from mayfly.local.image import with_extras
 from mayfly.local.platform import LocalPlatform
@@ -71,7 +72,7 @@ def open_services(
             what = f"CLOUD=local does not go with {URL}: {named}"
             raise UserError(what, f"only our own IM can make containers here: unset {URL}")
         return _local(environ, report)
-    return _rented(cloud, environ)
+    return _rented(cloud, environ, report)
 
 
 def reopen_services(
@@ -117,26 +118,67 @@ def _only_news(report: Callable[[str], None], told: str = "\n") -> Callable[[str
     return lambda text: report(text) if told in text or not text.endswith("reused") else None
 
 
-def _rented(cloud: str, environ: MutableMapping[str, str]) -> Services:
-    """The services of a cloud that is not this machine: a foreign IM, and S3 by the user's keys."""
+def _rented(
+    cloud: str, environ: MutableMapping[str, str], report: Callable[[str], None]
+) -> Services:
+    """The services of a cloud that is not this machine: an IM, and S3 by the user's keys."""
     server = find_server(environ)
-    if server is None:
-        why = "a cloud's nodes are made by an IM service of yours"
-        raise Missing("no IM service is named", [URL], f"set {URL} to its address: {why}")
-    _reach_directly(environ, *([server.url] if is_loopback(server.url) else []))
-    entries = _entries(cloud, environ)
-    # Found anew from time to time: tokens and session keys are renewed where the user has them.
-    im = IM(server.url, lambda: [client_item(entry) for entry in _entries(cloud, environ)])
-    greet(server)
+    entries = cloud_entries(cloud, environ, foreign=server is not None)  # missing keys come first
     s3 = find_s3_settings(environ, None)
+    if server is None:
+        im, url = _own_im(cloud, environ, report), None
+    else:
+        im, url = _foreign_im(cloud, environ, server), server.url
+        entries = [server.entry, *entries]
     secrets = tuple(secret for entry in entries for secret in entry.secrets)
-    return Services(im, s3, s3.client(), None, im_url=server.url, keys=secrets)
+    return Services(im, s3, s3.client(), None, im_url=url, keys=secrets)
 
 
-def _entries(cloud: str, environ: Mapping[str, str]) -> list[Entry]:
-    """What goes with each call to a foreign IM: the keys to it, and those to the cloud."""
-    server, credential = find_server(environ), find_credential(cloud, environ)
-    return [*([server.entry] if server else []), *([credential.entry()] if credential else [])]
+def _foreign_im(cloud: str, environ: MutableMapping[str, str], server: Server) -> IM:
+    _reach_directly(environ, *([server.url] if is_loopback(server.url) else []))
+
+    def auth() -> list[dict[str, str]]:
+        """Found anew from time to time: tokens and session keys are renewed by the user."""
+        named = find_server(environ)
+        keys = cloud_entries(cloud, environ, foreign=True)
+        return [client_item(entry) for entry in [*([named.entry] if named else []), *keys]]
+
+    im = IM(server.url, auth)
+    greet(server)
+    return im
+
+
+def _own_im(cloud: str, environ: MutableMapping[str, str], report: Callable[[str], None]) -> IM:
+    """Our own service, started when it does not run; IM is a Manager that starts it again."""
+    service = cloudim.up(report, environ)
+    _reach_directly(environ, service.url)
+    fields: dict[str, str | Secret] = {"username": imservice.USER, "password": service.password}
+    own = Entry(INFRASTRUCTURE_MANAGER, "im", fields)
+
+    def auth() -> list[dict[str, str]]:
+        keys = cloud_entries(cloud, environ, foreign=False)
+        return [client_item(entry) for entry in (own, *keys)]
+
+    return IM(
+        service.url,
+        auth,
+        revive=lambda: cloudim.up(_only_news(report), environ),
+        forget=lambda infrastructure: cloudim.forget(infrastructure, environ),
+    )
+
+
+def cloud_entries(cloud: str, environ: Mapping[str, str], *, foreign: bool) -> list[Entry]:
+    """The keys to a cloud as they go with each call to an IM; ours has connectors of its own.
+
+    Raises Missing when there are none.
+    """
+    credential = find_credential(cloud, environ)
+    if credential is None:
+        return []
+    entry = credential.entry()
+    return [
+        entry if foreign else replace(entry, type=cloudim.CONNECTORS.get(entry.type, entry.type))
+    ]
 
 
 def _reach_directly(environ: MutableMapping[str, str], *urls: str) -> None:

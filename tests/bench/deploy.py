@@ -243,7 +243,7 @@ def playbooks(way: str) -> Iterator[None]:
     try:
         yield
     finally:
-        imservice.make_contextualization(environment, connectors, target)
+        imservice.make_contextualization(environment, connectors / "contextualization", target)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Foreign]:
     (directory / "users.json").write_text(json.dumps(users))
     (directory / "im.cfg").write_text(imservice.config(directory, port))
     connectors = CHECKOUT / "scripts/im_connectors"
-    imservice.make_contextualization(environment, connectors, directory / "contextualization")
+    ours = connectors / "contextualization"
+    imservice.make_contextualization(environment, ours, directory / "contextualization")
     (directory / "tmp").mkdir()
     daemon = Daemon("foreign-im", directory)
     command = [str(environment / "bin/python"), str(connectors / "im_local_service.py")]

@@ -34,6 +34,7 @@ class FakeIM:
     going: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
     reconfigured: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     def create(self, radl: str) -> str:
         identity = f"infra-{len(self.radls)}"
@@ -67,6 +68,9 @@ class FakeIM:
 
     def reconfigure(self, infrastructure: str) -> None:
         self.reconfigured.append(infrastructure)
+
+    def forget(self, infrastructure: str) -> None:
+        self.forgotten.append(infrastructure)
 
     def destroy(self, infrastructure: str) -> None:
         self.asked.append(infrastructure)

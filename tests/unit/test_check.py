@@ -103,7 +103,7 @@ def test_machines_of_ones_own_need_no_keys_and_no_im():
 
 
 def test_this_machine(monkeypatch, tmp_path):
-    def taken(paths, environ):
+    def taken(kind, paths, environ):
         raise UserError("port 8800 on 127.0.0.1 is taken", "set MAYFLY_IM_PORT")
 
     monkeypatch.setattr(check.engine, "check", lambda paths, environ: "answers at unix:///x")

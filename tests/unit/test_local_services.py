@@ -173,7 +173,8 @@ def test_im_listens_on_loopback_and_logs_no_payloads(tmp_path: Path) -> None:
 
 
 def test_the_auth_file_names_engine_and_network() -> None:
-    lines = imservice.auth_lines("pw", "unix:///run/x/docker.sock", "mayfly-1").splitlines()
+    engine = ("unix:///run/x/docker.sock", "mayfly-1")
+    lines = imservice.auth_lines("pw", engine).splitlines()
     assert lines[0].endswith("username = mayfly; password = pw")
     assert "host = unix://localhost/run/x/docker.sock; network = mayfly-1" in lines[1]
 
@@ -191,10 +192,10 @@ def test_wiping_leaves_nothing_of_one_infrastructure_in_the_file(paths: Paths) -
         connection.executemany("INSERT INTO inf_list VALUES (?, ?)", rows)
     connection.close()
     assert b"canary-of-one" in database.read_bytes()
-    assert imservice.wipe(paths, "one") is True
+    assert imservice.wipe(imservice.LOCAL, paths, "one") is True
     assert b"canary-of-one" not in database.read_bytes()
     assert b"canary-of-two" in database.read_bytes()
-    assert imservice.wipe(paths, "one") is False
+    assert imservice.wipe(imservice.LOCAL, paths, "one") is False
 
 
 @pytest.mark.parametrize("variable", ["MAYFLY_IM_PORT", "MAYFLY_S3_PORT"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from imclient import IMClient
@@ -10,6 +11,9 @@ from imclient import IMClient
 from mayfly import services
 from mayfly.errors import UserError
 from mayfly.ledger import Ledger
+from mayfly.local import cloudim
+from mayfly.local.imservice import ImService
+from mayfly.redact import Secret
 
 CANARY = "canary-of-the-tests"
 IM = {"IM_URL": "https://im.example", "IM_USER": "ada", "IM_PASSWORD": CANARY}
@@ -57,9 +61,45 @@ def test_nothing_of_the_keys_is_written(greeted, tmp_path, monkeypatch):
     assert [path for path in files if b"canary" in path.read_bytes()] == []
 
 
-def test_without_an_im_the_variable_is_named():
-    with pytest.raises(UserError, match="IM_URL"):
-        services.open_services("azure", {**S3, **AZURE}, print)
+@pytest.fixture
+def own_im(monkeypatch):
+    """Our own IM for clouds, as if it were running; what it was asked for."""
+    seen = []
+    service = ImService("http://127.0.0.1:8801", Secret(CANARY), Path("/none"), reused=True)
+    monkeypatch.setattr(cloudim, "up", lambda report, environ: seen.append("up") or service)
+    monkeypatch.setattr(
+        cloudim, "forget", lambda infrastructure, environ: seen.append(infrastructure)
+    )
+    return seen
+
+
+def test_without_an_im_of_the_users_our_own_gets_the_keys(own_im):
+    opened = services.open_services("azure", {**S3, **AZURE}, print)
+    assert (opened.im_url, own_im) == (None, ["up"])
+    lines = IMClient.read_auth_data(opened.im._client.rest_auth_data.split("\\n"))
+    assert [line["type"] for line in lines] == ["InfrastructureManager", "Azure"]
+    assert (lines[0]["password"], lines[1]["secret"]) == (CANARY, "canary-azure")
+    opened.im.forget("one")
+    assert own_im == ["up", "one"]
+
+
+@pytest.mark.parametrize(("foreign", "wanted"), [(True, "EC2"), (False, "MayflyEC2")])
+def test_only_our_own_im_has_our_connector(monkeypatch, foreign, wanted):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
+    (entry,) = services.cloud_entries("aws", {}, foreign=foreign)
+    assert (entry.type, entry.fields["password"].reveal()) == (wanted, CANARY)
+
+
+def test_without_keys_no_im_is_started(own_im):
+    with pytest.raises(UserError, match="AZURE_SUBSCRIPTION_ID"):
+        services.open_services("azure", dict(S3), print)
+    assert own_im == []
+
+
+def test_a_run_of_our_own_im_is_found_there_again(ledger, own_im):
+    ledger.add("one", "azure", "s3://b/one/", {})
+    assert services.reopen_services(ledger.get("one"), {**S3, **AZURE}, print).im_url is None
 
 
 def test_containers_here_need_our_own_im():

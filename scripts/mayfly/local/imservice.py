@@ -1,7 +1,9 @@
-"""The Infrastructure Manager of the local platform: its own service, in an environment of its own.
+"""Our own Infrastructure Manager, in an environment of its own: one service for each of two uses.
 
-It listens on loopback, and serves only who has the password in the auth file: it acts for root on
-the Docker Engine.
+One makes containers on this machine (LOCAL), one makes nodes on clouds (CLOUDS); they differ in
+data only. Each listens on loopback, and serves only who has its password: the one acts for root on
+the Docker Engine, the other remembers the nodes that cost money. The keys to a cloud are in no file
+of it: they come with each call, and IM keeps none.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from mayfly.local.daemons import Daemon, plain_environ
 from mayfly.local.docker import socket_path
 from mayfly.local.host import Progress, read_record
 from mayfly.local.paths import Paths
+from mayfly.redact import Secret
 
 REQUIREMENTS = ("IM==2.0.0", "docker==7.1.0")
-DEFAULT_PORT = 8800
-PORT_VARIABLE = "MAYFLY_IM_PORT"
 ADDRESS = "127.0.0.1"
 USER = "mayfly"
+DATABASE = "im.sqlite"
 PROGRAMS = {"ssh": "openssh-client"}
 START_SECONDS = 90
 STOP_SECONDS = 10
@@ -37,49 +39,106 @@ DATABASE_SECONDS = 30
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What sets one service apart from the other."""
+
+    part: str
+    """Its directory below the state directory."""
+    title: str
+    port_variable: str
+    default_port: int
+    settings: Mapping[str, object]
+    """Of im.cfg, beside those that both have."""
+    short: bool
+    """Nodes are configured by our short playbooks: their image carries what IM's would install."""
+    told: tuple[str, ...] = ()
+    """Variables that it gets of the user's, beside those that every daemon of ours gets."""
+
+
+# Short waits, as everything is on this machine.
+LOCAL = Kind(
+    part="im",
+    title="IM service",
+    port_variable="MAYFLY_IM_PORT",
+    default_port=8800,
+    settings={
+        "WAIT_SSH_ACCCESS_TIMEOUT": 120,
+        "CHECK_CTXT_PROCESS_INTERVAL": 1,
+        "CONFMAMAGER_CHECK_STATE_INTERVAL": 1,
+        "UPDATE_CTXT_LOG_INTERVAL": 5,
+        "VM_INFO_UPDATE_FREQUENCY": 1,
+    },
+    short=True,
+)
+# IM's own waits and playbooks. It checks certificates, which IM does not do by itself.
+CLOUDS = Kind(
+    part="im-clouds",
+    title="IM service for clouds",
+    port_variable="MAYFLY_CLOUD_IM_PORT",
+    default_port=8801,
+    settings={"VERIFI_SSL": True},
+    short=False,
+    told=(
+        "AWS_CA_BUNDLE",
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_EC2",
+        "REQUESTS_CA_BUNDLE",
+        "SSL_CERT_DIR",
+    ),
+)
+
+
+@dataclass(frozen=True)
 class ImService:
-    """The running service: its address, and the auth file that a client gives."""
+    """The running service: its address, and the password that a client of it gives."""
 
     url: str
+    password: Secret
     auth_file: Path
+    """The same password as IM's clients read it, with the engine that containers are made on."""
     reused: bool
 
 
 def up(
+    kind: Kind,
     paths: Paths,
-    docker_host: str,
-    network: str,
     progress: Progress,
     environ: Mapping[str, str] = os.environ,
+    engine: tuple[str, str] | None = None,
 ) -> ImService:
-    """Start the service unless it runs with the same engine; raises UserError for a taken port."""
-    directory = paths.of("im")
+    """Start a service unless it runs as it is wanted; raises UserError for a taken port.
+
+    `engine` has the address of the Docker Engine and the network of its nodes.
+    """
+    directory = paths.of(kind.part)
     daemon, record, auth = _daemon(directory), directory / "service.json", directory / "auth.dat"
     connectors = paths.checkout / "scripts/im_connectors"
-    wish = {"docker_host": docker_host, "network": network, "connectors": _digest(connectors)}
-    known = read_record(record)
+    told = {name: environ[name] for name in kind.told if environ.get(name)}
+    wish = {"engine": list(engine or ()), "connectors": _digest(connectors), "told": told}
+    known, password = read_record(record), _password(directory)
     if daemon.process() and wish.items() <= known.items():
-        return ImService(known["url"], auth, reused=True)
+        return ImService(known["url"], Secret(password), auth, reused=True)
     daemon.stop(STOP_SECONDS)
-    port = ports.port_setting(environ, PORT_VARIABLE, DEFAULT_PORT)
-    ports.require_free(ADDRESS, port, PORT_VARIABLE)
+    port = ports.port_setting(environ, kind.port_variable, kind.default_port)
+    ports.require_free(ADDRESS, port, kind.port_variable)
     environment = install(paths, progress)
-    progress("starting the IM service")
-    _write_settings(directory, port, auth_lines(_password(directory), docker_host, network))
-    make_contextualization(environment, connectors, directory / "contextualization")
-    launcher = connectors / "im_local_service.py"
-    daemon.start([str(environment / "bin/python"), str(launcher)], _environ(directory, environment))
+    progress(f"starting the {kind.title}")
+    _write_settings(directory, config(directory, port, kind), auth_lines(password, engine))
+    ours = connectors / "contextualization" if kind.short else None
+    make_contextualization(environment, ours, directory / "contextualization")
+    command = [str(environment / "bin/python"), str(connectors / "im_local_service.py")]
+    daemon.start(command, _environ(directory, environment) | told)
     url = f"http://{ADDRESS}:{port}"
     daemon.wait(lambda: _answers(url), START_SECONDS)
     record.write_text(json.dumps({"url": url, **wish}))
-    return ImService(url, auth, reused=False)
+    return ImService(url, Secret(password), auth, reused=False)
 
 
-def check(paths: Paths, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise UserError, before anything is made, when the service's port is taken."""
-    port = ports.port_setting(environ, PORT_VARIABLE, DEFAULT_PORT)
-    if _daemon(paths.state / "im").process() is None:
-        ports.require_free(ADDRESS, port, PORT_VARIABLE)
+def check(kind: Kind, paths: Paths, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise UserError, before anything is made, when a service's port is taken."""
+    port = ports.port_setting(environ, kind.port_variable, kind.default_port)
+    if _daemon(paths.state / kind.part).process() is None:
+        ports.require_free(ADDRESS, port, kind.port_variable)
 
 
 def install(paths: Paths, progress: Progress) -> Path:
@@ -90,31 +149,48 @@ def install(paths: Paths, progress: Progress) -> Path:
     return venvs.ensure(paths, "im", REQUIREMENTS, progress)
 
 
-def down(paths: Paths) -> list[str]:
-    """Stop the service and delete its database. Returns what was removed, in words."""
-    directory = paths.state / "im"
+def stop(kind: Kind, paths: Paths) -> bool:
+    """Stop a service and leave its files. Returns whether it ran."""
+    return _daemon(paths.state / kind.part).stop(STOP_SECONDS)
+
+
+def down(kind: Kind, paths: Paths) -> list[str]:
+    """Stop a service and delete its database. Returns what was removed, in words."""
+    directory = paths.state / kind.part
     if not directory.exists():
         return []
-    _daemon(directory).stop(STOP_SECONDS)
+    stop(kind, paths)
     shutil.rmtree(directory)
-    return ["IM service"]
+    return [kind.title]
 
 
-def running(paths: Paths) -> str | None:
-    """The service's address, or None when it does not run."""
-    directory = paths.state / "im"
+def running(kind: Kind, paths: Paths) -> str | None:
+    """A service's address, or None when it does not run."""
+    directory = paths.state / kind.part
     return (
         read_record(directory / "service.json").get("url") if _daemon(directory).process() else None
     )
 
 
-def wipe(paths: Paths, infrastructure_id: str) -> bool:
+def known_infrastructures(kind: Kind, paths: Paths) -> int:
+    """How many infrastructures a service remembers that it has not destroyed."""
+    database = paths.state / kind.part / DATABASE
+    if not database.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(database, timeout=DATABASE_SECONDS)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'inf_list'").fetchone():
+            return 0
+        count = connection.execute("SELECT count(*) FROM inf_list WHERE deleted = 0").fetchone()
+        return int(count[0])
+
+
+def wipe(kind: Kind, paths: Paths, infrastructure_id: str) -> bool:
     """Forget a destroyed infrastructure: IM keeps its RADL, and so its secrets, for ever.
 
     The row's bytes are overwritten, not only freed (sqlite.org/pragma.html#pragma_secure_delete).
     Returns whether there was a row.
     """
-    database = paths.state / "im" / "im.sqlite"
+    database = paths.state / kind.part / DATABASE
     if not database.exists():
         return False
     with contextlib.closing(sqlite3.connect(database, timeout=DATABASE_SECONDS)) as connection:
@@ -125,52 +201,49 @@ def wipe(paths: Paths, infrastructure_id: str) -> bool:
         return found.rowcount > 0
 
 
-def config(directory: Path, port: int) -> str:
-    """The text of im.cfg: short waits, as everything is on this machine, and no payloads logged."""
+def config(directory: Path, port: int, kind: Kind = LOCAL) -> str:
+    """The text of im.cfg: what a service of this kind does, and no payloads logged."""
     settings = {
         "REST_ADDRESS": ADDRESS,
         "REST_PORT": port,
-        "DATA_DB": f"sqlite:///{directory}/im.sqlite",
+        "DATA_DB": f"sqlite:///{directory}/{DATABASE}",
         "USER_DB": directory / "users.json",
         "LOG_FILE": directory / "im.log",
         "LOG_LEVEL": "INFO",  # DEBUG has whole RADLs
         "CONTEXTUALIZATION_DIR": directory / "contextualization",
         "RECIPES_DIR": directory / "contextualization/AnsibleRecipes",
         "MAX_SIMULTANEOUS_LAUNCHES": 1,  # more: IM numbers nodes anew when they have names
-        "WAIT_SSH_ACCCESS_TIMEOUT": 120,
-        "SSH_REVERSE_TUNNELS": False,
-        "CHECK_CTXT_PROCESS_INTERVAL": 1,
-        "CONFMAMAGER_CHECK_STATE_INTERVAL": 1,
-        "UPDATE_CTXT_LOG_INTERVAL": 5,
-        "VM_INFO_UPDATE_FREQUENCY": 1,
+        "SSH_REVERSE_TUNNELS": False,  # nodes would have to reach this machine
+        **kind.settings,
     }
     return "[im]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items())
 
 
-def auth_lines(password: str, docker_host: str, network: str) -> str:
-    """The text of the auth file: who asks, and which engine the nodes are made on."""
-    engine = f"unix://localhost{socket_path(docker_host)}"
-    return (
-        f"id = im; type = InfrastructureManager; username = {USER}; password = {password}\n"
-        f"id = local; type = LocalDocker; host = {engine}; network = {network}\n"
-    )
+def auth_lines(password: str, engine: tuple[str, str] | None) -> str:
+    """The text of the auth file: who asks, and on which engine and network containers are made."""
+    text = f"id = im; type = InfrastructureManager; username = {USER}; password = {password}\n"
+    if engine:
+        host = f"unix://localhost{socket_path(engine[0])}"
+        text += f"id = local; type = LocalDocker; host = {host}; network = {engine[1]}\n"
+    return text
 
 
-def make_contextualization(environment: Path, connectors: Path, target: Path) -> None:
-    """IM's files for configuring nodes, with our short versions of its playbooks over them."""
+def make_contextualization(environment: Path, ours: Path | None, target: Path) -> None:
+    """IM's files for configuring nodes, with those of the directory `ours` over them, if any."""
     stock = next(environment.glob("lib/python3*/site-packages/contextualization"), None)
     if stock is None:
         raise UserError(f"the IM environment is not complete: {environment}", "delete it")
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(stock, target, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(connectors / "contextualization", target, dirs_exist_ok=True)
+    if ours:
+        shutil.copytree(ours, target, dirs_exist_ok=True)
 
 
-def _write_settings(directory: Path, port: int, auth: str) -> None:
+def _write_settings(directory: Path, settings: str, auth: str) -> None:
     users = [{"username": USER, "password": _password(directory)}]
     _write(directory / "users.json", json.dumps({"users": users}))
     _write(directory / "auth.dat", auth)
-    _write(directory / "im.cfg", config(directory, port))
+    _write(directory / "im.cfg", settings)
     _write(directory / "ansible.cfg", "[defaults]\nhost_key_checking = False\n")
     (directory / "tmp").mkdir(exist_ok=True)
 

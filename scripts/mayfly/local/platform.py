@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mayfly.errors import UserError
-from mayfly.local import engine, image, imservice, s3server
+from mayfly.local import cloudim, engine, image, imservice, s3server
 from mayfly.local.docker import INFRASTRUCTURE, Docker
 from mayfly.local.host import Progress
 from mayfly.local.paths import Paths, find_paths
@@ -53,7 +53,7 @@ def up(
     phases = _Phases(progress)
     with paths.locked(paths.id), ThreadPoolExecutor(max_workers=1) as pool:
         s3server.check(paths, environ)
-        imservice.check(paths, environ)
+        imservice.check(imservice.LOCAL, paths, environ)
         with phases.part("engine") as reused:
             found = engine.up(paths, progress, environ)
             network, address = engine.bridge_address(found.docker, paths)
@@ -69,7 +69,8 @@ def up(
             s3 = s3server.up(paths, address, progress, environ)
             reused(s3.reused)
         with phases.part("im") as reused:
-            im = imservice.up(paths, found.docker.host, network, progress, environ)
+            made_on = (found.docker.host, network)
+            im = imservice.up(imservice.LOCAL, paths, progress, environ, made_on)
             reused(im.reused)
     return LocalPlatform(
         im_url=im.url,
@@ -98,12 +99,16 @@ def down(progress: Progress, environ: Mapping[str, str] = os.environ) -> list[st
     with paths.locked(paths.id):
         foreign = None if own.config.exists() else engine.find_running(environ)
         progress("stopping the IM service and the S3 server")
-        removed = imservice.down(paths) + s3server.down(paths)
+        removed = imservice.down(imservice.LOCAL, paths) + s3server.down(paths)
+        removed += cloudim.down(paths, progress)
         progress("removing nodes and networks")
         removed += _clear(foreign, paths) if foreign else own.stop()
-        shutil.rmtree(paths.state, ignore_errors=True)
+        for part in paths.state.iterdir():
+            if part.name != imservice.CLOUDS.part:  # it is there because it is in use
+                shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(paths.run, ignore_errors=True)
         with contextlib.suppress(OSError):  # the ledger may be in it
+            paths.state.rmdir()
             paths.state.parent.rmdir()
     return removed
 
@@ -117,7 +122,8 @@ def status(environ: Mapping[str, str] = os.environ) -> dict[str, str | None]:
     return {
         "engine": docker.host if docker else None,
         "s3": s3server.running(paths),
-        "im": imservice.running(paths),
+        "im": imservice.running(imservice.LOCAL, paths),
+        "im_clouds": imservice.running(imservice.CLOUDS, paths),
         "nodes": str(len(docker.containers(INFRASTRUCTURE))) if docker else None,
     }
 
@@ -145,7 +151,7 @@ def remove(infrastructure_id: str, environ: Mapping[str, str] = os.environ) -> N
 
 def wipe(infrastructure_id: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Make IM forget a destroyed infrastructure with all secrets. Returns whether it knew it."""
-    return imservice.wipe(find_paths(environ), infrastructure_id)
+    return imservice.wipe(imservice.LOCAL, find_paths(environ), infrastructure_id)
 
 
 def _install_programs(paths: Paths, progress: Progress) -> None:
