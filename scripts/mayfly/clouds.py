@@ -13,11 +13,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mayfly.errors import MayflyError, UserError, unknown
-from mayfly.spec import CHECKOUT, ClusterSpec, load_spec
+from mayfly.spec import CHECKOUT, ClusterSpec, NodeGroup, load_spec
 from mayfly.unresolved import mark
 
 CLOUDS = CHECKOUT / "radl/clouds"
 Group = Literal["ps", "worker"]
+PREFER = "prefer"
 SettingName = Literal["region", "host", "vo"]
 
 
@@ -138,8 +139,10 @@ class CloudProfile(_Model):
     """How GPUs are asked for: by a type that has them, by their number, or not at all."""
     spot: bool = False
     """Interruptible nodes can be asked for."""
-    spot_warning: str | None = None
-    """What a plan with such nodes says about them."""
+    spot_needs_own_im: str | None = None
+    """Why only our own IM takes such nodes; None: any IM does."""
+    no_spot: str | None = None
+    """Why none can be had with the IM that is used, though the cloud has them."""
     disk: Literal["size", "flavor", "image", "none"] = "none"
     """How the system disk's size is asked for: as a `size`, as a property of the `flavor`, or not
     at all, being the `image`'s."""
@@ -208,11 +211,18 @@ def load_job(
     Raises UserError for what is wrong or missing in the job; a dry run may leave out the bucket.
     """
     spec = load_spec(file, overrides, environ)
-    profile = load_cloud(spec.cloud)
+    profile = _with_im(load_cloud(spec.cloud), environ)
     _refuse_what_it_cannot_give(spec, profile)
     if dry_run and profile.bucket is None and spec.model.destination is None:
         return spec.with_destination(f"s3://{mark('bucket')}/"), profile
     return spec.in_bucket(profile.bucket), profile
+
+
+def _with_im(profile: CloudProfile, environ: Mapping[str, str]) -> CloudProfile:
+    """What the cloud gives through the IM that is used: a foreign one lacks our connectors."""
+    if not environ.get("IM_URL", "").strip() or not profile.spot_needs_own_im:
+        return profile
+    return profile.model_copy(update={"spot": False, "no_spot": profile.spot_needs_own_im})
 
 
 def notices(spec: ClusterSpec, profile: CloudProfile) -> list[str]:
@@ -232,16 +242,32 @@ def notices(spec: ClusterSpec, profile: CloudProfile) -> list[str]:
     if not profile.networks:
         asked["network.public"] = spec.network.public
         asked["network.private"] = spec.network.private
-    return [
+    ignored = [
         f"{key} is ignored: cloud {profile.name!r} has no such choice"
         for key, value in asked.items()
         if value
     ]
+    return ignored + _not_preferred(spec, profile)
 
 
-def _scarce(spec: ClusterSpec) -> list[tuple[str, str, object]]:
+def _not_preferred(spec: ClusterSpec, profile: CloudProfile) -> list[str]:
+    """One line for each group that had rather been spot nodes, and is on demand."""
+    if profile.spot or profile.instances == "none":
+        return []
+    why = profile.no_spot or f"cloud {profile.name!r} gives no spot nodes through IM"
+    return [
+        f"nodes.{group}.spot is 'prefer', and its nodes are on demand: {why}"
+        for group, key, value in _scarce(spec)
+        if key == "spot" and value == PREFER and spec.count(group)
+    ]
+
+
+def _scarce(spec: ClusterSpec) -> list[tuple[Group, str, object]]:
     """What a job may ask of nodes that not every cloud has: group, key and value."""
-    groups = (("ps", spec.nodes.ps), ("worker", spec.nodes.worker))
+    groups: tuple[tuple[Group, NodeGroup], ...] = (
+        ("ps", spec.nodes.ps),
+        ("worker", spec.nodes.worker),
+    )
     return [
         (group, key, value)
         for group, nodes in groups
@@ -255,7 +281,13 @@ def _refuse_what_it_cannot_give(spec: ClusterSpec, profile: CloudProfile) -> Non
         return
     can = {"gpu": profile.gpu != "none", "spot": profile.spot}
     for group, key, value in _scarce(spec):
-        if value and not can[key] and spec.count(group):
+        if value and value != PREFER and not can[key] and spec.count(group):
+            if key == "spot" and profile.no_spot:
+                raise UserError(
+                    f"nodes.{group}.spot is {value!r}, and IM_URL names a foreign IM:"
+                    f" {profile.no_spot}",
+                    "unset IM_URL, for our own IM takes them; or write prefer, or false",
+                )
             able = [name for name in known_clouds() if _has(load_cloud(name), key)]
             raise UserError(
                 f"nodes.{group}.{key} is {value!r}: cloud {profile.name!r} gives none through IM",

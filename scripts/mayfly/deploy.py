@@ -160,17 +160,11 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
 
 def require_deployable(job: Job) -> None:
     """Raise UserError for what can be planned, but not deployed yet."""
-    profile, nodes = job.profile, job.spec.nodes
+    profile = job.profile
     if profile.backend == "inventory":
         raise UserError(
             f"mayfly does not run the playbooks on {profile.title} yet",
             f"`mayfly plan --cloud {profile.name} --inventory FILE` prints the command to run",
-        )
-    spot = [name for name, group in (("ps", nodes.ps), ("worker", nodes.worker)) if group.spot]
-    if spot and profile.spot_warning:
-        raise UserError(
-            f"spot nodes on {profile.name} are not deployed yet: {profile.spot_warning}",
-            f"set nodes.{spot[0]}.spot: false",
         )
 
 

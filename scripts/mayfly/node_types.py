@@ -77,7 +77,7 @@ def _nodes(
         size=types.get(chosen) if chosen else at_least if profile.backend == "im" else None,
         gpu=wanted.gpu if profile.gpu != "none" else 0,
         disk_gb=least.disk_gb,
-        spot=wanted.spot and profile.spot,
+        spot=bool(wanted.spot) and profile.spot,
         public=profile.has_public_address(group, spec),
     )
 

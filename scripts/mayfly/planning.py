@@ -54,8 +54,6 @@ def make_plan(
     free = profile.prices == "free"
     said = [*notices(spec, profile), *missing_notices(place, profile), *_no_bucket(spec)]
     said += type_notices(nodes, profile)
-    if profile.spot_warning and any(group.spot for group in nodes):
-        said.append(profile.spot_warning)
     if found is not None and not free:
         said += _about_prices(found, today, estimate, any(group.spot for group in nodes))
     if spec.limits.budget is not None and not free:

@@ -242,8 +242,8 @@ class NodeGroup(Model):
     """Instance type of the cloud; the cloud's default when empty. CLOUD=local has none."""
     gpu: int = Field(default=0, ge=0)
     """How many GPUs each node must have; an instance type without them is refused."""
-    spot: bool = False
-    """Take interruptible capacity where the cloud sells it."""
+    spot: bool | Literal["prefer"] = False
+    """Take interruptible capacity; `prefer` takes it where it can be had, and else pays in full."""
 
 
 class ParameterServers(NodeGroup):

@@ -8,6 +8,7 @@ import pytest
 
 from mayfly.clouds import CLOUDS, known_clouds, load_cloud, load_job, notices
 from mayfly.errors import MayflyError, UserError
+from mayfly.node_types import plan_nodes
 
 
 @pytest.mark.parametrize("name", known_clouds())
@@ -96,3 +97,33 @@ def test_choices_that_a_cloud_does_not_have_are_said():
         "zone is ignored: cloud 'gcp' has no such choice",
         "network.public is ignored: cloud 'gcp' has no such choice",
     ]
+
+
+SPOT = {"cloud": "aws", "bucket": "my-models"}
+FOREIGN = {"IM_URL": "https://im.example"}
+
+
+def test_spot_nodes_need_our_own_im():
+    """A foreign IM would leave requests behind that nobody can find."""
+    load_job(None, {**SPOT, "nodes.worker.spot": True}, {})
+    with pytest.raises(UserError, match="cannot cancel a spot request") as refused:
+        load_job(None, {**SPOT, "nodes.worker.spot": True}, FOREIGN)
+    assert "nodes.worker.spot is True, and IM_URL names a foreign IM" in str(refused.value)
+    assert "unset IM_URL" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("cloud", "environ", "spot"), [("aws", {}, True), ("aws", FOREIGN, False), ("gcp", {}, False)]
+)
+def test_who_only_prefers_spot_nodes_gets_others_and_is_told(cloud, environ, spot):
+    given = {**SPOT, "cloud": cloud, "nodes.worker.spot": "prefer"}
+    spec, profile = load_job(None, given, environ)
+    assert [group.spot for group in plan_nodes(spec, profile)] == [False, spot]
+    said = [notice for notice in notices(spec, profile) if "prefer" in notice]
+    assert len(said) == (0 if spot else 1)
+    assert all("its nodes are on demand: " in notice for notice in said)
+
+
+def test_a_word_that_spot_does_not_know():
+    with pytest.raises(UserError, match="spot"):
+        load_job(None, {**SPOT, "nodes.worker.spot": "sometimes"}, {})

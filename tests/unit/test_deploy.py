@@ -12,7 +12,7 @@ from tests.unit.deploy_fakes import FakeClock, FakeDisplay, FakeIM, FakeTraces
 from mayfly import deploy as module
 from mayfly.clouds import load_job
 from mayfly.credentials import S3Settings
-from mayfly.deploy import Job, Ready, Tools, deploy, require_deployable
+from mayfly.deploy import Job, Ready, Tools, deploy
 from mayfly.errors import RemoteError, UserError
 from mayfly.im import State
 from mayfly.ledger import Ledger
@@ -329,14 +329,3 @@ def test_a_disk_that_fills_up_later_keeps_no_node_alive(stage):
     assert "disk is full" in str(outcome.error)
     assert (stage.im.radls, stage.im.asked) == ({}, ["infra-0"])
     assert outcome.document["leftovers"] == 0
-
-
-def test_spot_nodes_that_may_outlive_the_run_are_not_deployed():
-    asked = {
-        "cloud": "aws",
-        "nodes": {"worker": {"spot": True}},
-        "model": {"destination": "s3://models/"},
-    }
-    with pytest.raises(UserError, match="cannot cancel a spot request") as refused:
-        require_deployable(Job(*load_job(None, asked, {})))
-    assert "nodes.worker.spot: false" in str(refused.value)

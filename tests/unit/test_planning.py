@@ -93,12 +93,6 @@ def test_spot_without_a_spot_price_is_said():
     assert any("counted as if on demand" in notice for notice in said)
 
 
-def test_what_may_go_wrong_with_spot_nodes_is_said():
-    assert not any("may outlive the run" in notice for notice in plan(price_list()).notices)
-    said = plan(price_list(), **{"nodes.worker.spot": True}).notices
-    assert any("may outlive the run" in notice for notice in said)
-
-
 def test_what_is_created_is_listed_by_kind():
     assert created(plan()) == {
         "instance": 3,
