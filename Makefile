@@ -1,8 +1,8 @@
 # Mayfly: every door is a target here, one line each over the `mayfly` command. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev lint test test-unit test-molecule test-e2e test-all bench bench-staging bench-input bench-scaling \
-        bench-deploy bench-memory bench-ddp bench-engines bench-launchers bench-preprocess soak docs docs-check \
+.PHONY: help setup setup-dev lint test test-unit test-molecule test-ec2 test-e2e test-all bench bench-staging bench-input bench-scaling \
+        bench-deploy bench-memory bench-ddp bench-engines bench-launchers bench-preprocess bench-killpoints soak docs docs-check \
         goldens build check plan deploy status destroy local-up local-down local-status clean
 
 BIN := .venv/bin
@@ -62,6 +62,10 @@ test-unit: setup-dev ## Unit, golden and contract tests: seconds, no service
 test-molecule: setup-dev ## Each role's default scenario on the node image
 	$(TESTENV) $(BIN)/python tests/molecule/run.py
 
+test-ec2: setup-dev ## AWS against a fake EC2, with kill points, in a network without a way out
+	$(TESTENV) $(BIN)/python tests/fake_ec2/prepare.py
+	$(TESTENV) $(BIN)/python tests/fake_ec2/alone.py $(BIN)/pytest -q tests/fake_ec2
+
 test-e2e: setup-dev ## The main job from S3 to S3, and its essential failures
 	$(TESTENV) $(BIN)/pytest -q -x -m "not slow" tests/e2e
 
@@ -70,12 +74,12 @@ test: setup-dev ## Everything that guards main (20 to 50 minutes on 2 cores)
 	@mkdir -p build; $(TESTENV) $(BIN)/mayfly local up >build/test-local-up.log 2>&1 & \
 	up=$$!; $(MAKE) --no-print-directory lint test-unit; rc=$$?; \
 	wait $$up || { cat build/test-local-up.log; rc=1; }; \
-	if [ $$rc = 0 ]; then $(MAKE) --no-print-directory test-molecule test-e2e; rc=$$?; fi; \
+	if [ $$rc = 0 ]; then $(MAKE) --no-print-directory test-molecule test-ec2 test-e2e; rc=$$?; fi; \
 	$(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
 
 test-all: ## test, and every variant and slow case
 	@$(MAKE) --no-print-directory lint test-unit && $(TESTENV) $(BIN)/python tests/molecule/run.py --all \
-	&& $(TESTENV) $(BIN)/pytest -q tests/e2e; rc=$$?; $(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
+	&& $(MAKE) --no-print-directory test-ec2 && $(TESTENV) $(BIN)/pytest -q tests/e2e; rc=$$?; $(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
 
 bench: setup-dev ## Medians of the main job's phases over RUNS=3 runs, as JSON
 	@$(TESTENV) $(BIN)/python tests/bench/main_job.py $(RUNS)
@@ -106,6 +110,10 @@ bench-preprocess: setup-dev ## Preprocessing by one node beside all nodes togeth
 
 bench-launchers: setup-dev ## Horovod and torchrun as Mayfly starts them beside their own launchers, RUNS=5
 	@$(TESTENV) $(BIN)/python tests/bench/launchers.py $(RUNS)
+
+bench-killpoints: setup-dev ## Somebody is killed at N=10 random points of runs in a fake EC2, SEED=1: what is left?
+	@$(TESTENV) $(BIN)/python tests/fake_ec2/prepare.py
+	@$(TESTENV) $(BIN)/python tests/fake_ec2/alone.py $(BIN)/python tests/bench/killpoints.py N=$(or $(N),10) SEED=$(or $(SEED),1)
 
 soak: setup-dev ## RUNS=20 short runs in a row: what grows without end?
 	@$(TESTENV) $(BIN)/python tests/bench/soak.py $(RUNS)

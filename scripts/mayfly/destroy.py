@@ -52,10 +52,13 @@ class Destroyer:
         """
         with suppress(Unwritable):
             self.ledger.set_state(run.run, "destroying")
+        removed = []
         for infrastructure in self._infrastructures(run):
             with self._journalled(run.run, "destroy", infrastructure):
                 self._remove(infrastructure, report)
+            removed.append(infrastructure)
         self._empty_store(run, report)
+        self.im.forget(removed)  # last: it may end a service of ours
         with suppress(Unwritable):
             self.ledger.set_state(run.run, "destroyed")
         return []
@@ -83,7 +86,6 @@ class Destroyer:
         if self.traces:
             self._until_nothing_carries_the_label(self.traces, infrastructure, report)
             self.traces.wipe(infrastructure)
-        self.im.forget(infrastructure)
 
     def _empty_store(self, run: Record, report: Callable[[str], None]) -> None:
         """Delete what the nodes' shared file system has in the bucket, if the run had one."""

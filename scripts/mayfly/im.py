@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,7 @@ class Manager(Protocol):
     def find(self, text: str) -> list[str]: ...
     def destroy(self, infrastructure: str) -> None: ...
     def reconfigure(self, infrastructure: str) -> None: ...
-    def forget(self, infrastructure: str) -> None: ...
+    def forget(self, infrastructures: Collection[str]) -> None: ...
 
 
 Auth = Callable[[], Sequence[Mapping[str, str]]]
@@ -95,12 +95,12 @@ class IM:
         auth: Auth,
         *,
         revive: Callable[[], object] | None = None,
-        forget: Callable[[str], object] | None = None,
+        forget: Callable[[Collection[str]], object] | None = None,
     ) -> None:
         """Find the keys, and again from time to time; raises what finding them raises.
 
         `revive` starts the service again; it is called when the service does not answer. `forget`
-        wipes what the service remembers of a destroyed infrastructure.
+        wipes what the service remembers of destroyed infrastructures.
         """
         self._url = url
         self._auth = auth
@@ -168,10 +168,10 @@ class IM:
         """Start contextualization anew; a restarted IM does not go on with it by itself."""
         self._call("reconfigure", lambda: self._client.reconfigure(infrastructure, ""))
 
-    def forget(self, infrastructure: str) -> None:
+    def forget(self, infrastructures: Collection[str]) -> None:
         """Have a service of ours wipe what it remembers of what is destroyed, secrets among it."""
         if self._forget:
-            self._forget(infrastructure)
+            self._forget(infrastructures)
 
     def _property(self, infrastructure: str, name: str) -> Any:
         return self._call(

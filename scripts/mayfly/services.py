@@ -163,7 +163,7 @@ def _own_im(cloud: str, environ: MutableMapping[str, str], report: Callable[[str
         service.url,
         auth,
         revive=lambda: cloudim.up(_only_news(report), environ),
-        forget=lambda infrastructure: cloudim.forget(infrastructure, environ),
+        forget=lambda infrastructures: cloudim.forget(infrastructures, environ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from mayfly.errors import RemoteError
@@ -69,8 +70,9 @@ class FakeIM:
     def reconfigure(self, infrastructure: str) -> None:
         self.reconfigured.append(infrastructure)
 
-    def forget(self, infrastructure: str) -> None:
-        self.forgotten.append(infrastructure)
+    def forget(self, infrastructures: Collection[str]) -> None:
+        assert not set(infrastructures) & set(self.radls), "it would be forgotten alive"
+        self.forgotten.extend(infrastructures)
 
     def destroy(self, infrastructure: str) -> None:
         self.asked.append(infrastructure)

@@ -7,7 +7,7 @@ cloud come with each call, so it cannot do anything by itself to what it made.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 
 from mayfly.local import imservice
@@ -39,14 +39,15 @@ def check(environ: Mapping[str, str] = os.environ) -> str:
     return f"our own runs at {running}" if running else "our own is started when it is needed"
 
 
-def forget(infrastructure_id: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Wipe what is remembered of a destroyed infrastructure; the last one takes the service along.
+def forget(infrastructures: Collection[str], environ: Mapping[str, str] = os.environ) -> None:
+    """Wipe what is remembered of destroyed infrastructures; with no other left the service ends.
 
     Who starts a run meanwhile finds the service gone and starts it again: see `IM.revive`.
     """
     paths = find_paths(environ)
     with _alone(paths):
-        imservice.wipe(CLOUDS, paths, infrastructure_id)
+        for infrastructure in infrastructures:
+            imservice.wipe(CLOUDS, paths, infrastructure)
         if not imservice.known_infrastructures(CLOUDS, paths):
             imservice.stop(CLOUDS, paths)
 

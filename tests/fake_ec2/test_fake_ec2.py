@@ -1,0 +1,122 @@
+"""AWS from `mayfly deploy` to an empty account: real command, IM and connector, a fake EC2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fake_ec2 import cases
+from fake_ec2.cases import Outcome
+
+NODES = 3
+CAPACITY, QUOTA = "InsufficientInstanceCapacity", "VcpuLimitExceeded"
+
+
+def case(name: str, function: cases.Case) -> Any:
+    return pytest.mark.case(name, function)
+
+
+def assert_marked(outcome: Outcome, **counts: int) -> None:
+    """Each of so many things has the run's tag and the infrastructure's."""
+    marks = outcome.told["marks"]
+    wanted = {
+        "mayfly-run": marks["run"].run,
+        "mayfly-infrastructure": marks["run"].infrastructure,
+    }
+    for kind, count in counts.items():
+        tags = marks["tags"][kind.replace("_", " ")]
+        assert len(tags) == count, kind
+        assert all(wanted.items() <= each.items() for each in tags), (kind, tags)
+
+
+@case("created", cases.created_and_destroyed)
+def test_created_and_destroyed(outcome: Outcome, clean: Outcome):
+    assert_marked(
+        outcome, instance=NODES, volume=NODES, interface=NODES, security_group=3, spot_request=0
+    )
+    assert outcome.told["marks"]["ends"] == ["terminate"] * NODES
+    assert outcome.told["calls"].count("RunInstances") == NODES
+    assert outcome.told["status"]["state"] == "configuring"
+
+
+@case("interrupted", cases.interrupted)
+def test_an_interrupted_deploy_leaves_nothing(outcome: Outcome, clean: Outcome):
+    assert (outcome.told["code"], outcome.told["left"]) == (130, {})
+    assert outcome.told["document"]["leftovers"] == 0
+    assert outcome.told["again"].code == 0
+
+
+@case("spot", cases.spot_fulfilled)
+def test_spot_nodes(outcome: Outcome, clean: Outcome):
+    assert_marked(outcome, instance=NODES, volume=NODES, interface=NODES, spot_request=2)
+    assert (outcome.told["marks"]["spot"], outcome.told["marks"]["ends"]) == (2, ["terminate"] * 3)
+    assert (outcome.told["code"], outcome.told["left"]) == (130, {})
+
+
+@case("spot_held", cases.spot_held_open)
+def test_a_spot_request_that_stays_open_is_cancelled(outcome: Outcome, clean: Outcome):
+    assert outcome.told["ended"].code == 1
+    assert CAPACITY in outcome.told["ended"].messages
+    assert outcome.told["asked"] == 2  # one ps on demand, and one of the two alike workers
+
+
+REFUSALS = [
+    pytest.param(
+        code,
+        after,
+        marks=case(f"{code}-{after}", cases.refused(code, status, after)),
+        id=f"{code}-{after}",
+    )
+    for code, status in ((CAPACITY, 500), (QUOTA, 400))
+    for after in range(NODES)
+]
+
+
+@pytest.mark.parametrize(("code", "after"), REFUSALS)
+def test_a_refused_node_ends_the_run_with_the_reason(
+    outcome: Outcome, clean: Outcome, code: str, after: int
+):
+    """IM's own connector asks 27 times."""
+    ended = outcome.told["ended"]
+    assert ended.code == 1
+    assert code in ended.messages
+    assert outcome.told["left"] == {}
+    assert ended.document["leftovers"] == 0
+    assert outcome.told["asked"] <= max(after, 1) + 1
+
+
+@case("throttled", cases.throttled)
+def test_what_was_only_asked_too_often_is_asked_again(outcome: Outcome, clean: Outcome):
+    assert len(outcome.told["ours"]["instance"]) == NODES
+    assert outcome.told["asked"] == NODES + 1
+
+
+@case("foreign_group", cases.foreign_group_in_the_way)
+def test_a_group_of_somebody_else_is_not_used(outcome: Outcome, clean: Outcome):
+    assert outcome.told["ended"].code == 1
+    assert "InvalidGroup.Duplicate" in outcome.told["ended"].messages
+    assert outcome.told["asked"] == 0
+
+
+@case("database", cases.database_deleted)
+def test_im_may_forget_everything(outcome: Outcome, clean: Outcome):
+    assert len(outcome.told["there"]["instance"]) == NODES
+
+
+KILLED = [
+    pytest.param(point, marks=case(str(point), cases.killed(point)), id=str(point))
+    for point in cases.points(6, seed=6)
+]
+
+
+@pytest.mark.parametrize("point", KILLED)
+def test_killed_anywhere(outcome: Outcome, clean: Outcome, point: cases.Point):
+    assert outcome.told["happened"], "nobody was killed: there are fewer calls than that"
+
+
+def test_the_key_is_in_no_file(labs):
+    """Ledgers, logs, IM's directories, what was rendered, and what the commands said."""
+    for future in labs.futures.values():
+        future.exception()
+    assert [hit for lab in labs.every for hit in lab.canary_in()] == []
