@@ -58,7 +58,7 @@ class Destroyer:
                 self._remove(infrastructure, report)
             removed.append(infrastructure)
         self._empty_store(run, report)
-        self.im.forget(removed)  # last: it may end a service of ours
+        self.im.wipe(removed)  # last: it may end a service of ours
         with suppress(Unwritable):
             self.ledger.set_state(run.run, "destroyed")
         return []

@@ -66,7 +66,7 @@ class Manager(Protocol):
     def find(self, text: str) -> list[str]: ...
     def destroy(self, infrastructure: str) -> None: ...
     def reconfigure(self, infrastructure: str) -> None: ...
-    def forget(self, infrastructures: Collection[str]) -> None: ...
+    def wipe(self, infrastructures: Collection[str]) -> None: ...
 
 
 Auth = Callable[[], Sequence[Mapping[str, str]]]
@@ -95,17 +95,17 @@ class IM:
         auth: Auth,
         *,
         revive: Callable[[], object] | None = None,
-        forget: Callable[[Collection[str]], object] | None = None,
+        wipe: Callable[[Collection[str]], object] | None = None,
     ) -> None:
         """Find the keys, and again from time to time; raises what finding them raises.
 
-        `revive` starts the service again; it is called when the service does not answer. `forget`
+        `revive` starts the service again; it is called when the service does not answer. `wipe`
         wipes what the service remembers of destroyed infrastructures.
         """
         self._url = url
         self._auth = auth
         self._revive = revive
-        self._forget = forget
+        self._wipe = wipe
         self.restarts = 0
         self._client = self._new_client()
 
@@ -168,10 +168,10 @@ class IM:
         """Start contextualization anew; a restarted IM does not go on with it by itself."""
         self._call("reconfigure", lambda: self._client.reconfigure(infrastructure, ""))
 
-    def forget(self, infrastructures: Collection[str]) -> None:
+    def wipe(self, infrastructures: Collection[str]) -> None:
         """Have a service of ours wipe what it remembers of what is destroyed, secrets among it."""
-        if self._forget:
-            self._forget(infrastructures)
+        if self._wipe:
+            self._wipe(infrastructures)
 
     def _property(self, infrastructure: str, name: str) -> Any:
         return self._call(

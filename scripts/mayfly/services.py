@@ -163,7 +163,7 @@ def _own_im(cloud: str, environ: MutableMapping[str, str], report: Callable[[str
         service.url,
         auth,
         revive=lambda: cloudim.up(_only_news(report), environ),
-        forget=lambda infrastructures: cloudim.forget(infrastructures, environ),
+        wipe=lambda infrastructures: cloudim.wipe(infrastructures, environ),
     )
 
 

@@ -35,7 +35,7 @@ class FakeIM:
     going: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
     reconfigured: list[str] = field(default_factory=list)
-    forgotten: list[str] = field(default_factory=list)
+    wiped: list[str] = field(default_factory=list)
 
     def create(self, radl: str) -> str:
         identity = f"infra-{len(self.radls)}"
@@ -70,9 +70,9 @@ class FakeIM:
     def reconfigure(self, infrastructure: str) -> None:
         self.reconfigured.append(infrastructure)
 
-    def forget(self, infrastructures: Collection[str]) -> None:
-        assert not set(infrastructures) & set(self.radls), "it would be forgotten alive"
-        self.forgotten.extend(infrastructures)
+    def wipe(self, infrastructures: Collection[str]) -> None:
+        assert not set(infrastructures) & set(self.radls), "it would be wiped alive"
+        self.wiped.extend(infrastructures)
 
     def destroy(self, infrastructure: str) -> None:
         self.asked.append(infrastructure)

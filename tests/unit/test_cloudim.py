@@ -67,11 +67,11 @@ def test_no_key_to_a_cloud_is_in_its_auth_file():
 def test_the_last_infrastructure_takes_the_service_along(environ, fake_service):
     paths = find_paths(environ)
     assert imservice.known_infrastructures(CLOUDS, paths) == 2
-    cloudim.forget(["one"], environ)
+    cloudim.wipe(["one"], environ)
     assert fake_service.process() is not None
     database = fake_service.directory / imservice.DATABASE
     assert b"canary-of-one" not in database.read_bytes()
-    cloudim.forget(["two"], environ)
+    cloudim.wipe(["two"], environ)
     assert fake_service.process() is None
 
 
@@ -81,7 +81,7 @@ def test_down_leaves_a_service_that_knows_nodes(environ, fake_service, monkeypat
     platform.down(said.append, environ)
     assert fake_service.process() is not None
     assert any("stays: it knows 2 infrastructures" in text for text in said)
-    cloudim.forget(["one", "two"], environ)
+    cloudim.wipe(["one", "two"], environ)
     assert platform.down(said.append, environ) == ["IM service for clouds"]
     assert not find_paths(environ).state.exists()
 

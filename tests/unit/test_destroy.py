@@ -39,7 +39,7 @@ def test_it_ends_when_im_and_the_cloud_list_nothing(ledger):
     assert im.radls == {}
     assert traces.left == []
     assert traces.removed == []
-    assert traces.wiped == im.forgotten == ["infra-7"]
+    assert traces.wiped == im.wiped == ["infra-7"]
     assert ledger.get(RUN).destroyed
     assert [(e.action, e.target, e.outcome) for e in ledger.journal(RUN)] == [
         ("destroy", "infra-7", "done")

@@ -68,7 +68,7 @@ def own_im(monkeypatch):
     service = ImService("http://127.0.0.1:8801", Secret(CANARY), Path("/none"), reused=True)
     monkeypatch.setattr(cloudim, "up", lambda report, environ: seen.append("up") or service)
     monkeypatch.setattr(
-        cloudim, "forget", lambda infrastructures, environ: seen.extend(infrastructures)
+        cloudim, "wipe", lambda infrastructures, environ: seen.extend(infrastructures)
     )
     return seen
 
@@ -79,7 +79,7 @@ def test_without_an_im_of_the_users_our_own_gets_the_keys(own_im):
     lines = IMClient.read_auth_data(opened.im._client.rest_auth_data.split("\\n"))
     assert [line["type"] for line in lines] == ["InfrastructureManager", "Azure"]
     assert (lines[0]["password"], lines[1]["secret"]) == (CANARY, "canary-azure")
-    opened.im.forget(["one"])
+    opened.im.wipe(["one"])
     assert own_im == ["up", "one"]
 
 

@@ -39,7 +39,7 @@ def check(environ: Mapping[str, str] = os.environ) -> str:
     return f"our own runs at {running}" if running else "our own is started when it is needed"
 
 
-def forget(infrastructures: Collection[str], environ: Mapping[str, str] = os.environ) -> None:
+def wipe(infrastructures: Collection[str], environ: Mapping[str, str] = os.environ) -> None:
     """Wipe what is remembered of destroyed infrastructures; with no other left the service ends.
 
     Who starts a run meanwhile finds the service gone and starts it again: see `IM.revive`.
