@@ -125,7 +125,7 @@ def deploy(job: Job, tools: Tools) -> Outcome:
         leftovers = (
             _say_what_is_left(ready, tools)
             if isinstance(caught, KeyboardInterrupt)
-            else _count_leftovers(ready.services, tools.ledger.get(ready.run.id))
+            else _count_leftovers(ready.services, tools, tools.ledger.get(ready.run.id))
         )
     return _conclude(ready, tools, phases, Ending(status, error, leftovers))
 
@@ -187,6 +187,8 @@ def _register(ready: Ready, tools: Tools) -> None:
     ready.store.write_job(spec)
     cloud, im = ready.job.spec.cloud, ready.services.im_url
     tools.ledger.add(ready.run.id, cloud, ready.uri, spec, im)
+    if account := ready.services.account:
+        tools.ledger.add_place(ready.run.id, ready.job.place.region, account.who())
 
 
 def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) -> None:
@@ -343,28 +345,32 @@ def _kept(ready: Ready, tools: Tools) -> int:
     if not ready.job.keep:
         export.hold_nodes(ready.services.im, tools.ledger.get(ready.run.id), tools.display.say)
     tools.display.say(f"nodes are kept: remove them with `mayfly destroy {ready.run.id}`")
-    return _count_leftovers(ready.services, tools.ledger.get(ready.run.id))
+    return _count_leftovers(ready.services, tools, tools.ledger.get(ready.run.id))
 
 
 def _say_what_is_left(ready: Ready, tools: Tools) -> int:
     """Name what an interrupted destroy left, and return how many things there are."""
     record = tools.ledger.get(ready.run.id)
-    traces, infrastructure = ready.services.traces, record.infrastructure or ""
-    left = traces.leftovers(infrastructure) if traces and infrastructure else []
-    named = ", ".join(left) or f"infrastructure {infrastructure or 'unknown'}"
+    try:
+        left = _destroyer(ready.services, tools).prove(record).left()
+    except MayflyError as error:
+        left = [f"what nobody could list ({error.message})"]
+    named = ", ".join(left) or f"infrastructure {record.infrastructure or 'unknown'}"
     tools.display.say(f"left: {named}; remove it with `mayfly destroy {record.run}`")
-    return len(left) or _count_leftovers(ready.services, record)
+    return len(left)
+
+
+def _destroyer(services: Services, tools: Tools) -> Destroyer:
+    return Destroyer(services.im, tools.ledger, services.client, services.traces, services.account)
 
 
 def _destroy(ready: Ready, tools: Tools, phases: Phases, hurried: bool) -> int:
     """Destroy the nodes; who has pressed Ctrl-C before leaves with the next one."""
-    destroyer = Destroyer(
-        ready.services.im, tools.ledger, ready.services.client, ready.services.traces
-    )
+    destroyer = _destroyer(ready.services, tools)
     patience = nullcontext() if hurried else _patiently(tools.display, ready.run.id)
     with phases.phase("destroy") as report, patience:
         record = tools.ledger.get(ready.run.id)
-        return len(destroyer.destroy(record, lambda text: report(text, None)))
+        return destroyer.destroy(record, lambda text: report(text, None)).count
 
 
 def export_again(record: Record, tools: Tools, *, keep: bool) -> Outcome:
@@ -386,11 +392,11 @@ def export_again(record: Record, tools: Tools, *, keep: bool) -> Outcome:
         error = caught
         tools.ledger.set_outcome(run, "failed", display.redact(str(caught)))
     if error is None and not keep:
-        destroyer = Destroyer(services.im, tools.ledger, services.client, services.traces)
+        destroyer = _destroyer(services, tools)
         with phases.phase("destroy") as report, _patiently(display, run):
-            leftovers = len(destroyer.destroy(record, lambda text: report(text, None)))
+            leftovers = destroyer.destroy(record, lambda text: report(text, None)).count
     else:
-        leftovers = _count_leftovers(services, record)
+        leftovers = _count_leftovers(services, tools, record)
     seconds = {name: phases.seconds.get(name, 0.0) for name in PHASES}
     if error is None:
         document = success_document(run, record.uri, status, seconds, leftovers)
@@ -400,14 +406,10 @@ def export_again(record: Record, tools: Tools, *, keep: bool) -> Outcome:
     return Outcome(document, error)
 
 
-def _count_leftovers(services: Services, record: Record) -> int:
-    """Return how many things of the run are there now; a file system in the bucket is one."""
-    infrastructure, objects = record.infrastructure, int(juicefs.is_left(services.client, record))
-    if not infrastructure:
-        return objects
-    if services.traces:
-        return len(services.traces.leftovers(infrastructure)) + objects
-    return int(infrastructure in services.im.infrastructures()) + objects
+def _count_leftovers(services: Services, tools: Tools, record: Record) -> int:
+    """Return how many things of the run are there now; what nobody can tell counts as one."""
+    proof = _destroyer(services, tools).prove(record)
+    return proof.count or int(not proof.clean)
 
 
 def _conclude(ready: Ready, tools: Tools, phases: Phases, ending: Ending) -> Outcome:

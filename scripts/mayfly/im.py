@@ -65,8 +65,23 @@ class Manager(Protocol):
     def infrastructures(self) -> list[str]: ...
     def find(self, text: str) -> list[str]: ...
     def destroy(self, infrastructure: str) -> None: ...
+    def forget(self, infrastructure: str) -> None: ...
     def reconfigure(self, infrastructure: str) -> None: ...
     def wipe(self, infrastructures: Collection[str]) -> None: ...
+
+
+class SilentManager:
+    """A Manager that is not there: whatever is asked of it fails with the same words."""
+
+    def __init__(self, why: RemoteError) -> None:
+        self._why = why
+        self.restarts = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_: object) -> Any:
+            raise self._why
+
+        return fail
 
 
 Auth = Callable[[], Sequence[Mapping[str, str]]]
@@ -163,6 +178,20 @@ class IM:
     def destroy(self, infrastructure: str) -> None:
         """Ask IM to destroy an infrastructure; it does so in the background."""
         self._call("destroy", lambda: self._client.destroy(infrastructure, asyncr=True))
+
+    def forget(self, infrastructure: str) -> None:
+        """Make IM forget an infrastructure that it cannot destroy, whatever is left of it."""
+
+        def forced() -> tuple[bool, Any]:
+            # Synchronously: IM-client writes the two words of an address wrongly together.
+            self._client.options.force = True
+            try:
+                answer: tuple[bool, Any] = self._client.destroy(infrastructure)
+            finally:
+                self._client.options.force = False
+            return answer
+
+        self._call("forget", forced)
 
     def reconfigure(self, infrastructure: str) -> None:
         """Start contextualization anew; a restarted IM does not go on with it by itself."""

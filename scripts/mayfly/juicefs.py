@@ -37,13 +37,18 @@ def uri_of(record: Record) -> str | None:
     return f"s3://{bucket}/{store_name(record.run)}/"
 
 
+def count(client: Any, uri: str) -> int | None:
+    """How many objects a run's file system has in the bucket; None when that does not answer."""
+    try:
+        return len(s3.list_sizes(client, s3.parse_uri(uri)))
+    except NodeError:
+        return None
+
+
 def is_left(client: Any, record: Record) -> bool:
     """Whether a run's objects are in the bucket, or may be, as the bucket does not answer."""
     uri = uri_of(record)
-    try:
-        return uri is not None and bool(s3.list_sizes(client, s3.parse_uri(uri)))
-    except NodeError:
-        return True
+    return uri is not None and count(client, uri) != 0
 
 
 def remove(client: Any, uri: str) -> int:

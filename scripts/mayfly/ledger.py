@@ -20,7 +20,10 @@ from typing import Any
 
 from mayfly.errors import MayflyError, UserError
 
-VERSION = 1  # of the tables below; a ledger of a newer Mayfly has a higher one
+# Of the tables below, and of what their words mean; a ledger of a newer Mayfly has a higher one.
+# 2: "destroyed" says that a sweep of the recorded places was empty, which an older Mayfly, whose
+# word it would be to say so, has never looked at.
+VERSION = 2
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -31,6 +34,14 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE TABLE IF NOT EXISTS journal (
   id INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs(run), action TEXT NOT NULL,
   target TEXT NOT NULL, intended TEXT NOT NULL, outcome TEXT, detail TEXT, ended TEXT
+);
+CREATE TABLE IF NOT EXISTS places (
+  run TEXT NOT NULL REFERENCES runs(run), region TEXT NOT NULL, account TEXT,
+  added TEXT NOT NULL, PRIMARY KEY (run, region)
+);
+CREATE TABLE IF NOT EXISTS proofs (
+  id INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs(run), taken TEXT NOT NULL,
+  clean INTEGER NOT NULL, document TEXT NOT NULL
 );
 """
 STATES = (
@@ -79,6 +90,14 @@ class Entry:
     detail: str | None
     intended: str = ""
     ended: str | None = None
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """A place in which a run may have made something."""
+
+    region: str | None  # None: the only one, or the default of the cloud's own settings
+    account: str | None  # whose keys were used, as the provider says
 
 
 class Unwritable(MayflyError):
@@ -182,6 +201,32 @@ class Ledger:
     def set_summary(self, run: str, summary: dict[str, Any]) -> None:
         """Keep the document that the run ended with."""
         self._set(run, "summary", json.dumps(summary))
+
+    def add_place(self, run: str, region: str | None, account: str | None = None) -> None:
+        """Record where a run may have something, before anything is made there."""
+        self._write(
+            "INSERT OR IGNORE INTO places (run, region, account, added) VALUES (?, ?, ?, ?)",
+            (run, region or "", account, _now()),
+        )
+
+    def places(self, run: str) -> list[Whereabouts]:
+        """Return where a run may have something, in the order of its attempts."""
+        rows = self._db.execute("SELECT * FROM places WHERE run = ? ORDER BY rowid", (run,))
+        return [Whereabouts(row["region"] or None, row["account"]) for row in rows]
+
+    def add_proof(self, run: str, proof: dict[str, Any]) -> None:
+        """Keep what was found when somebody looked for what is left of a run."""
+        self._write(
+            "INSERT INTO proofs (run, taken, clean, document) VALUES (?, ?, ?, ?)",
+            (run, proof["taken"], int(proof["ok"]), json.dumps(proof)),
+        )
+
+    def proof(self, run: str) -> dict[str, Any] | None:
+        """Return the last proof of a run, None while there is none."""
+        row = self._db.execute(
+            "SELECT document FROM proofs WHERE run = ? ORDER BY id DESC LIMIT 1", (run,)
+        ).fetchone()
+        return dict(json.loads(row["document"])) if row else None
 
     def _set(self, run: str, column: str, value: str | None) -> None:
         # `column` is always one of this module's own words, never input.

@@ -21,6 +21,10 @@ class RunStore:
         """Put the resolved job file: the first object of a run, and a test of the keys."""
         s3.write_json(self._client, self.uri.join("job.json"), spec)
 
+    def write_proof(self, proof: Mapping[str, Any]) -> None:
+        """Put the proof of what is left of the run, which replaces the one before."""
+        s3.write_json(self._client, self.uri.join("clean.json"), proof)
+
     def write_log(self, name: str, text: str) -> None:
         """Put a log beside those that the nodes upload."""
         uri = self.uri.join("logs", name)

@@ -17,9 +17,8 @@ from urllib.parse import urlsplit
 from mayfly.auth.entry import INFRASTRUCTURE_MANAGER, Entry, client_item
 from mayfly.auth.find import find_credential
 from mayfly.credentials import S3Settings, find_s3_settings
-from mayfly.destroy import Traces
-from mayfly.errors import UserError
-from mayfly.im import IM, Manager, auth_of
+from mayfly.errors import MayflyError, RemoteError, UserError
+from mayfly.im import IM, Manager, SilentManager, auth_of
 from mayfly.im_server import URL, Server, find_server, greet, is_loopback, server_url
 from mayfly.ledger import Record
 from mayfly.local import cloudim, imservice
@@ -27,6 +26,9 @@ from mayfly.local import platform as local
 from mayfly.local.image import with_extras
 from mayfly.local.platform import LocalPlatform
 from mayfly.redact import Secret
+from mayfly.sweep.find import find_account
+from mayfly.sweep.local import Traces
+from mayfly.sweep.things import Account
 
 LOCAL = "local"
 
@@ -42,6 +44,7 @@ class Services:
     platform: LocalPlatform | None = None
     im_url: str | None = None  # of a foreign IM; None: our own
     keys: tuple[Secret, ...] = ()  # to the cloud, and to the foreign IM
+    account: Account | None = None  # of a cloud whose account we can sweep ourselves
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
@@ -61,10 +64,15 @@ def local_image(extras: Collection[str], report: Callable[[str], None]) -> str:
 
 
 def open_services(
-    cloud: str, environ: MutableMapping[str, str], report: Callable[[str], None]
+    cloud: str,
+    environ: MutableMapping[str, str],
+    report: Callable[[str], None],
+    *,
+    need_im: bool = True,
 ) -> Services:
     """Return what a cloud has; starts the local one, but for its node image, where it is missing.
 
+    Without `need_im`, an IM service that does not answer is one that fails when it is asked.
     Raises UserError when something is missing that cannot be started.
     """
     if cloud == LOCAL:
@@ -72,13 +80,17 @@ def open_services(
             what = f"CLOUD=local does not go with {URL}: {named}"
             raise UserError(what, f"only our own IM can make containers here: unset {URL}")
         return _local(environ, report)
-    return _rented(cloud, environ, report)
+    return _rented(cloud, environ, report, need_im)
 
 
 def reopen_services(
-    record: Record, environ: MutableMapping[str, str], report: Callable[[str], None]
+    record: Record,
+    environ: MutableMapping[str, str],
+    report: Callable[[str], None],
+    *,
+    need_im: bool = True,
 ) -> Services:
-    """Return what a run was made with.
+    """Return what a run was made with; see `open_services`.
 
     Raises UserError when IM_URL names another IM than the run's: that one knows nothing of it, and
     what it does not know would count as destroyed.
@@ -89,7 +101,7 @@ def reopen_services(
         advice = f"set {URL}={record.im}" if record.im else f"unset {URL}"
         shown = named or "not set"
         raise UserError(f"run {record.run} was made by {made_by}, and {URL} is {shown}", advice)
-    return open_services(record.cloud, environ, report)
+    return open_services(record.cloud, environ, report, need_im=need_im)
 
 
 def open_bucket(
@@ -119,19 +131,29 @@ def _only_news(report: Callable[[str], None], told: str = "\n") -> Callable[[str
 
 
 def _rented(
-    cloud: str, environ: MutableMapping[str, str], report: Callable[[str], None]
+    cloud: str,
+    environ: MutableMapping[str, str],
+    report: Callable[[str], None],
+    need_im: bool,
 ) -> Services:
     """The services of a cloud that is not this machine: an IM, and S3 by the user's keys."""
     server = find_server(environ)
     entries = cloud_entries(cloud, environ, foreign=server is not None)  # missing keys come first
     s3 = find_s3_settings(environ, None)
-    if server is None:
-        im, url = _own_im(cloud, environ, report), None
-    else:
-        im, url = _foreign_im(cloud, environ, server), server.url
+    try:
+        im: Manager = (
+            _foreign_im(cloud, environ, server) if server else _own_im(cloud, environ, report)
+        )
+    except MayflyError as error:
+        if need_im or (server and not isinstance(error, RemoteError)):
+            raise
+        im = SilentManager(RemoteError(error.message, error.hint))
+    if server:
         entries = [server.entry, *entries]
     secrets = tuple(secret for entry in entries for secret in entry.secrets)
-    return Services(im, s3, s3.client(), None, im_url=url, keys=secrets)
+    account = find_account(cloud, environ)
+    url = server.url if server else None
+    return Services(im, s3, s3.client(), None, im_url=url, keys=secrets, account=account)
 
 
 def _foreign_im(cloud: str, environ: MutableMapping[str, str], server: Server) -> IM:

@@ -36,6 +36,7 @@ class FakeIM:
     restarts: int = 0
     reconfigured: list[str] = field(default_factory=list)
     wiped: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     def create(self, radl: str) -> str:
         identity = f"infra-{len(self.radls)}"
@@ -79,6 +80,10 @@ class FakeIM:
         if self.refusals:
             raise RemoteError(self.refusals.pop(0))
         self.going[infrastructure] = self.polls_until_gone
+
+    def forget(self, infrastructure: str) -> None:
+        self.forgotten.append(infrastructure)
+        self.radls.pop(infrastructure, None)
 
 
 @dataclass

@@ -221,9 +221,9 @@ def test_what_cannot_be_destroyed_is_a_failure_that_counts_it(stage, monkeypatch
     stage.traces.left, stage.traces.stuck = ["node-1"], True
     clock = FakeClock()
 
-    def quick(im, ledger, client, traces):
+    def quick(im, ledger, client, traces, account):
         pace = Pace(1.0, 5.0, clock=clock, sleep=clock.sleep)
-        return module_destroyer(im, ledger, client, traces, pace)
+        return module_destroyer(im, ledger, client, traces, account, pace)
 
     module_destroyer = module.Destroyer
     monkeypatch.setattr(module, "Destroyer", quick)

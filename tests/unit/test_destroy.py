@@ -21,13 +21,14 @@ def ledger(tmp_path):
 
 def destroyer(im: FakeIM, ledger: Ledger, traces: FakeTraces | None = None) -> Destroyer:
     clock = FakeClock()
-    return Destroyer(im, ledger, None, traces, Pace(1.0, 60.0, clock=clock, sleep=clock.sleep))
+    pace = Pace(1.0, 60.0, clock=clock, sleep=clock.sleep)
+    return Destroyer(im, ledger, None, traces, pace=pace)
 
 
 def destroy(im: FakeIM, ledger: Ledger, traces: FakeTraces | None = None) -> list[str]:
     said: list[str] = []
-    left = destroyer(im, ledger, traces).destroy(ledger.get(RUN), said.append)
-    assert left == []
+    proof = destroyer(im, ledger, traces).destroy(ledger.get(RUN), said.append)
+    assert (proof.clean, proof.count, proof.left()) == (True, 0, [])
     return said
 
 

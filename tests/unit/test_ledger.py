@@ -144,3 +144,32 @@ def fill(ledger: Ledger) -> None:
     """Let the ledger's file grow no more, as on a full disk."""
     pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
     ledger._db.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def test_a_run_remembers_its_places_and_its_last_proof(ledger):
+    add(ledger, "one")
+    assert (ledger.places("one"), ledger.proof("one")) == ([], None)
+    ledger.add_place("one", "us-east-1", "123456789012")
+    ledger.add_place("one", "eu-west-1")
+    ledger.add_place("one", "us-east-1", "another attempt there")
+    found = [(place.region, place.account) for place in ledger.places("one")]
+    assert found == [("us-east-1", "123456789012"), ("eu-west-1", None)]
+    ledger.add_proof("one", {"ok": False, "taken": "2026-11-28T10:00:00Z", "count": 2})
+    ledger.add_proof("one", {"ok": True, "taken": "2026-11-28T10:01:00Z", "count": 0})
+    assert ledger.proof("one")["count"] == 0
+
+
+def test_a_ledger_of_before_the_sweeps_gets_their_tables(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    first = Ledger(path)
+    add(first, "one")
+    first.close()
+    with sqlite3.connect(path) as db:
+        db.executescript("DROP TABLE places; DROP TABLE proofs; PRAGMA user_version = 1")
+    db.close()
+    ledger = Ledger(path)
+    assert ledger.get("one").spec == {"name": "one"}
+    assert ledger.places("one") == []
+    ledger.add_place("one", None)
+    assert [place.region for place in ledger.places("one")] == [None]
+    assert ledger.proof("one") is None

@@ -38,14 +38,17 @@ class Deleted:
     resources: int
 
 
-def connect() -> Any:
-    """A connection to the cloud of OS_CLOUD or the other OS_* variables. Raises UserError."""
+def connect(region: str | None = None) -> Any:
+    """A connection to the cloud of OS_CLOUD or the other OS_* variables, in a region of its.
+
+    Raises UserError.
+    """
     if openstack is None:
         raise UserError(
             "openstacksdk is not installed", "run: .venv/bin/pip install 'openstacksdk>=4,<5'"
         )
     try:
-        cloud = openstack.connect()
+        cloud = openstack.connect(**({"region_name": region} if region else {}))
         cloud.authorize()
     except Exception as error:  # keystoneauth, os-client-config and sdk each have their own
         raise UserError(
