@@ -9,7 +9,7 @@ import pytest
 from imclient import IMClient
 
 from mayfly import services
-from mayfly.errors import UserError
+from mayfly.errors import RemoteError, UserError
 from mayfly.ledger import Ledger
 from mayfly.local import cloudim
 from mayfly.local.imservice import ImService
@@ -136,3 +136,18 @@ def test_only_a_server_on_this_machine_is_kept_off_the_proxy(greeted, monkeypatc
     here = {**IM, **S3, **AZURE, "IM_URL": "http://127.0.0.1:8800"}
     services.open_services("azure", here, print)
     assert "127.0.0.1" in os.environ["NO_PROXY"]
+
+
+def test_what_is_destroyed_needs_no_im_that_starts(monkeypatch):
+    """The account is swept without it; what is asked of IM says why it is not there."""
+
+    def fails(report, environ):
+        raise UserError("port 8801 on 127.0.0.1 is taken", "stop it")
+
+    monkeypatch.setattr(cloudim, "up", fails)
+    environ = {**S3, **AZURE}
+    with pytest.raises(UserError, match="port 8801"):
+        services.open_services("azure", environ, print)
+    opened = services.open_services("azure", environ, print, need_im=False)
+    with pytest.raises(RemoteError, match="port 8801 on 127.0.0.1 is taken"):
+        opened.im.infrastructures()
