@@ -42,6 +42,8 @@ from mayfly.run_store import RunStore, preprocess_progress
 from mayfly.services import LOCAL, Services, open_bucket, reopen_services
 from mayfly.spec import CHECKOUT, json_schema, load_spec, parse_assignment
 from mayfly.summary import explain, table
+from mayfly.sweep import proof
+from mayfly.sweep_commands import gc_command, verify_command
 from mayfly_train import convert
 from mayfly_train.explain import as_text
 
@@ -60,6 +62,12 @@ app.add_typer(local_app, name="local")
 app.add_typer(heat.app, name="heat")
 app.add_typer(prices_app, name="prices")
 app.command("clouds", epilog="Example: mayfly clouds")(clouds_command)
+app.command("verify-clean", epilog="Example: mayfly verify-clean; mayfly verify-clean RUN --json")(
+    verify_command
+)
+app.command("gc", epilog="Example: mayfly gc --cloud aws --region us-east-1 --region eu-west-1")(
+    gc_command
+)
 
 # typer carries its own copy of click, whose errors have no public name there.
 _ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -314,18 +322,31 @@ def tensorboard(
 
 @app.command(epilog=_example("mayfly destroy", "mayfly destroy RUN"))
 def destroy(run: Run = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Remove what is left of a run's nodes; harmless when repeated."""
+    """Remove what is left of a run, through IM and by a sweep of the account, and prove it.
+
+    Harmless when repeated. On clouds that Mayfly can sweep (aws, openstack) it works without IM.
+    """
     ledger = _ledger()
     record = ledger.get(run)
     already = record.destroyed
+    found = ledger.proof(record.run)
     if not already:
         with make_display(plain=as_json) as display, Phases(display).phase("destroy") as report:
-            services = _services(record)
-            destroyer = Destroyer(services.im, ledger, services.client, services.traces)
-            destroyer.destroy(record, lambda text: report(text, None))
-    document = {"ok": True, "run": record.run, "already_destroyed": already, "leftovers": 0}
+            services = reopen_services(record, os.environ, _say_what_is_new, need_im=False)
+            destroyer = Destroyer(
+                services.im, ledger, services.client, services.traces, services.account
+            )
+            found = proof.document(destroyer.destroy(record, lambda text: report(text, None)))
+    document = {
+        "ok": True,
+        "run": record.run,
+        "already_destroyed": already,
+        "leftovers": 0,
+        "proof": found,
+    }
+    shown = "" if already or found is None else f"{proof.lines(found)}\n"
     text = f"run {record.run}: {'already destroyed' if already else 'destroyed, nothing is left'}"
-    emit(document, text, as_json=as_json)
+    emit(document, shown + text, as_json=as_json)
 
 
 @app.command("export", epilog=_example("mayfly export", "mayfly export RUN --keep"))

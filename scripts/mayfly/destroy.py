@@ -95,7 +95,7 @@ class Destroyer:
             infrastructures=tuple(marks.infrastructures),
             listings=tuple(listings),
             im=self._word(run, marks),
-            objects=(uri, juicefs.count(self.client, uri)) if uri else None,
+            objects=(uri, juicefs.count(self.client, uri)) if uri and self.client else None,
             notes=tuple(swept.notes if swept else dict.fromkeys(seen)),
         )
 

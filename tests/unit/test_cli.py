@@ -266,7 +266,7 @@ def test_a_check_shows_no_key_even_when_nobody_answers(mayfly, monkeypatch, stat
 COMMANDS = [
     *(["check"],),
     *(["deploy"], ["plan"], ["status"], ["ls"], ["logs"], ["ssh"], ["tensorboard"], ["destroy"]),
-    *(["clouds"], ["prices", "show"], ["prices", "update"]),
+    *(["clouds"], ["prices", "show"], ["prices", "update"], ["verify-clean"], ["gc"]),
     *(
         ["schema"],
         ["lint"],

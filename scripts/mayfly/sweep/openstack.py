@@ -216,7 +216,7 @@ def _delete_router(cloud: Any, router: str) -> None:
     """Delete a router, and before it its ways into networks."""
     for port in list(cloud.network.ports(device_id=router)):
         if port.device_owner == ROUTER_PORT:
-            cloud.network.remove_interface_from_router(router, port_id=port.id)
+            cloud.network.remove_interface_from_router(router, port=port.id)
     cloud.network.delete_router(router, ignore_missing=True)
 
 
@@ -224,7 +224,7 @@ def _delete_subnet(cloud: Any, subnet: str) -> None:
     """Delete a subnet, and before it the way that a router of the project's has into it."""
     for port in list(cloud.network.ports(fixed_ips=f"subnet_id={subnet}")):
         if port.device_owner == ROUTER_PORT:
-            cloud.network.remove_interface_from_router(port.device_id, port_id=port.id)
+            cloud.network.remove_interface_from_router(port.device_id, port=port.id)
     cloud.network.delete_subnet(subnet, ignore_missing=True)
 
 
