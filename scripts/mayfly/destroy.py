@@ -8,15 +8,15 @@ to write to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from mayfly import juicefs
 from mayfly.errors import RemoteError, UserError
-from mayfly.im import Manager
+from mayfly.im import Manager, NoAnswer, SilentManager
 from mayfly.ledger import Entry, Ledger, Record, Step, Unwritable
 from mayfly.run_store import RunStore
 from mayfly.sweep.local import Engine, Traces
@@ -55,7 +55,7 @@ class Destroyer:
         places = self._places(run)
         with suppress(Unwritable):
             self.ledger.set_state(run.run, "destroying")
-        marks = self._marks(run)
+        marks, rest = self._marks(run), self
         try:
             for infrastructure in self._infrastructures(run):
                 marks = marks.knowing({infrastructure: run.run})
@@ -65,6 +65,14 @@ class Destroyer:
             if not self.account:
                 raise
             report(f"without IM: {error.message}")
+            if isinstance(error, NoAnswer):  # to ask again takes as long as it took now
+                rest = replace(self, im=SilentManager(error))
+        return rest._finish(run, places, marks, report)
+
+    def _finish(
+        self, run: Record, places: list[Place], marks: Marks, report: Callable[[str], None]
+    ) -> Proof:
+        """Do what remains after IM; see `destroy`."""
         swept = self._sweep(run, places, marks, report)
         if not (swept.things or swept.unlisted):
             self._make_im_forget(swept.marks)
@@ -139,11 +147,14 @@ class Destroyer:
         self, run: Record, places: list[Place], marks: Marks, report: Callable[[str], None]
     ) -> Swept:
         fresh = is_fresh(self.ledger.journal(run.run))
-        sweeper = Sweeper(self._journal_of(run.run), report, self.pace, fresh)
+
+        def learn(found: Mapping[str, str]) -> None:
+            if not run.infrastructure and len(found) == 1:
+                with suppress(Unwritable):  # for the next time, when its nodes are gone
+                    self.ledger.set_infrastructure(run.run, *found)
+
+        sweeper = Sweeper(self._journal_of(run.run), report, self.pace, fresh, learn)
         swept = sweeper.sweep(places, marks)
-        if not run.infrastructure and len(swept.marks.infrastructures) == 1:
-            with suppress(Unwritable):  # for the next time, when its nodes are gone
-                self.ledger.set_infrastructure(run.run, *swept.marks.infrastructures)
         if self.traces and not swept.things:
             for infrastructure in swept.marks.infrastructures:
                 self.traces.wipe(infrastructure)

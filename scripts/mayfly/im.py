@@ -70,6 +70,10 @@ class Manager(Protocol):
     def wipe(self, infrastructures: Collection[str]) -> None: ...
 
 
+class NoAnswer(RemoteError):
+    """IM was asked for some time, and nobody answered."""
+
+
 class SilentManager:
     """A Manager that is not there: whatever is asked of it fails with the same words."""
 
@@ -216,7 +220,7 @@ class IM:
                 success, value = call()
             except requests.RequestException as error:
                 if time.monotonic() > deadline or not (again or _never_sent(error)):
-                    raise RemoteError(
+                    raise NoAnswer(
                         f"IM does not answer at {self._url}: {type(error).__name__}",
                         "is the service running?",
                     ) from error

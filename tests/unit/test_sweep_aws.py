@@ -14,6 +14,7 @@ from tests.unit.deploy_fakes import FakeClock, FakeIM
 
 from mayfly.destroy import Destroyer
 from mayfly.errors import RemoteError, UserError
+from mayfly.im import NoAnswer
 from mayfly.ledger import Ledger
 from mayfly.sweep import aws
 from mayfly.sweep.aws import KINDS, AwsAccount
@@ -257,6 +258,29 @@ def test_a_run_is_found_without_its_infrastructure(ledger, ec2):
     assert not everything(ec2)["security group"] & set(groups)
 
 
+def test_a_sweep_that_is_killed_can_be_taken_up(ledger, ec2):
+    """At every removal in turn, right after it: what had told us the infrastructure is gone."""
+    groups = make_groups(ec2, INFRA)
+    make_node(ec2, RUN, groups)
+
+    class Killed(aws.Ec2):
+        def remove(self, thing):
+            super().remove(thing)
+            raise KeyboardInterrupt
+
+    class KilledAccount(AwsAccount):
+        def place(self, region):
+            return Killed(self.client_of("ec2", self.region), self.region)
+
+    for _ in range(1 + len(groups)):
+        with pytest.raises(KeyboardInterrupt):
+            destroy(ledger, account=KilledAccount(client, "us-east-1"))
+        assert ledger.get(RUN).state == "destroying"
+    assert {e.outcome for e in ledger.journal(RUN) if e.action == "remove"} == {"failed"}
+    assert not everything(ec2)["security group"] & set(groups)
+    assert destroy(ledger)[0].clean
+
+
 def test_groups_alone_are_found_by_the_infrastructure(ledger, ec2):
     """IM was killed before the first node was asked for."""
     ledger.set_infrastructure(RUN, INFRA)
@@ -321,11 +345,14 @@ def test_what_may_not_be_removed_is_named_at_once(ledger, ec2):
 def test_an_im_that_is_gone_is_said_and_the_account_swept(ledger, ec2):
     class Gone(FakeIM):
         def infrastructures(self):
-            raise RemoteError("IM does not answer at http://localhost:8800: ConnectionError")
+            self.asked.append("list")
+            raise NoAnswer("IM does not answer at http://localhost:8800: ConnectionError")
 
     ledger.set_infrastructure(RUN, INFRA)
     make_node(ec2, RUN, make_groups(ec2, INFRA))
-    proof, said = destroy(ledger, Gone())
+    im = Gone()
+    proof, said = destroy(ledger, im)
+    assert im.asked == ["list"], "each answer that does not come takes its time"
     assert proof.clean
     assert proof.im.silent
     assert said[0].startswith("without IM: IM does not answer")

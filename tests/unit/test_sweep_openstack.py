@@ -15,7 +15,7 @@ from openstack.network.v2 import _proxy as network
 from tests.unit.deploy_fakes import FakeClock, FakeIM
 
 from mayfly.destroy import Destroyer
-from mayfly.errors import RemoteError
+from mayfly.errors import RemoteError, UserError
 from mayfly.ledger import Ledger
 from mayfly.sweep.openstack import OpenStackAccount
 from mayfly.sweep.things import TAG
@@ -287,6 +287,19 @@ def test_what_may_not_be_listed_is_not_empty(ledger, call):
 def test_a_project_without_block_storage_has_no_volumes(ledger):
     cloud = FakeOpenStack(refused={"volumes": 404}, services=set())
     assert destroy(ledger, cloud).clean
+
+
+def test_im_destroys_though_the_project_does_not_answer(ledger):
+    def connect(region=None):
+        raise UserError("no OpenStack to talk to")
+
+    im, clock = FakeIM(radls={INFRA: RUN}), FakeClock()
+    pace = Pace(1.0, 60.0, clock=clock, sleep=clock.sleep)
+    destroyer = Destroyer(im, ledger, None, None, OpenStackAccount(connect), pace)
+    with pytest.raises(RemoteError, match="servers in OpenStack not listed: no OpenStack"):
+        destroyer.destroy(ledger.get(RUN), lambda text: None)
+    assert im.radls == {}
+    assert not ledger.get(RUN).destroyed
 
 
 def test_a_server_that_may_not_be_deleted_is_named(ledger):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -39,15 +39,18 @@ class Swept:
 
 @dataclass(frozen=True)
 class Sweeper:
-    """How to sweep: with whom to tell, and with how much patience.
+    """How to sweep: whom to tell, and with how much patience.
 
     `fresh` says that something may just have been made, so that one empty listing proves nothing.
+    `learn` is told the infrastructures that become known, before anything by which they became so
+    is removed.
     """
 
     journal: Journal
     report: Callable[[str], None]
     pace: Pace
     fresh: bool = False
+    learn: Callable[[Mapping[str, str]], None] = lambda _: None
 
     def sweep(self, places: Sequence[Place], marks: Marks) -> Swept:
         """Remove what carries the marks, in the order in which it can go, until nothing is listed.
@@ -60,6 +63,7 @@ class Sweeper:
         lag = max((place.lag_s for place in places), default=0.0) if self.fresh else 0.0
         while True:
             _look(places, swept)
+            self.learn(swept.marks.infrastructures)
             waited = self.pace.clock() - started
             if not swept.things and not _is_deaf(swept, waited):
                 empty += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from mayfly.errors import MayflyError
@@ -61,17 +62,22 @@ class OpenStackAccount:
 
     def place(self, region: str | None) -> Project:
         """Return the project in a region, the connection's own for None."""
-        return Project(self.connect(region) if region else self.connect(), region)
+        return Project(lambda: self.connect(region) if region else self.connect(), region)
 
 
 @dataclass(frozen=True)
 class Project:
-    """A project in one region."""
+    """A project in one region; `connect` is called when something is first asked."""
 
-    cloud: Any
+    connect: Callable[[], Any]
     region: str | None = None
     grace_s: float = 0.0
     lag_s: float = LAG_S
+
+    @cached_property
+    def cloud(self) -> Any:
+        """The connection. Raises UserError when there is none."""
+        return self.connect()
 
     @property
     def name(self) -> str:
@@ -80,7 +86,11 @@ class Project:
 
     def look(self, marks: Marks) -> Listing:
         """List all that carries the marks, and what belongs to it by its own description."""
-        look = _Look(self.cloud, self.name, marks)
+        try:
+            look = _Look(self.cloud, self.name, marks)
+        except MayflyError as error:
+            silent = tuple(Unlisted(kind, error.message) for kind in LISTS)
+            return Listing(self.name, STAGES, (), silent, taken=now())
         look.all()
         return Listing(
             place=self.name,
