@@ -16,6 +16,7 @@ from mayfly.deploy import Job, Ready, Tools, deploy
 from mayfly.errors import RemoteError, UserError
 from mayfly.im import State
 from mayfly.ledger import Ledger
+from mayfly.places import Place
 from mayfly.redact import Secret
 from mayfly.run import Run
 from mayfly.services import Services
@@ -329,3 +330,22 @@ def test_a_disk_that_fills_up_later_keeps_no_node_alive(stage):
     assert "disk is full" in str(outcome.error)
     assert (stage.im.radls, stage.im.asked) == ({}, ["infra-0"])
     assert outcome.document["leftovers"] == 0
+
+
+def test_where_a_run_is_to_be_is_written_before_anything_is_made(stage):
+    """Destroy sweeps there, whatever region and keys the shell has by then."""
+
+    class FakeAccount:
+        def who(self):
+            return "123456789012"
+
+    stage.ready = replace(
+        stage.ready,
+        job=replace(stage.ready.job, place=Place({"region": "eu-west-1"})),
+        services=replace(stage.ready.services, account=FakeAccount()),
+    )
+    stage.store.write_job = lambda spec: None
+    module._register(stage.ready, stage.tools)
+    (place,) = stage.tools.ledger.places(RUN)
+    assert (place.region, place.account) == ("eu-west-1", "123456789012")
+    assert stage.im.radls == {}

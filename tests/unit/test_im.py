@@ -174,3 +174,22 @@ def test_keys_are_found_again_in_time_and_kept_when_that_fails(monkeypatch):
         "second",
         "second",
     ]
+
+
+def test_forgetting_is_forced_and_only_once(monkeypatch):
+    """IM-client writes `?force=yes?async=yes`, which IM does not understand: so not both."""
+    sent = []
+
+    class Answer:
+        status_code, text = 200, ""
+
+    def request(method, url, **_):
+        sent.append((method, url))
+        return Answer()
+
+    service = IM("http://127.0.0.1:8800", lambda: [{"type": "InfrastructureManager"}])
+    monkeypatch.setattr("imclient.imclient.requests.request", request)
+    service.forget("infra-1")
+    service.destroy("infra-1")
+    where = "http://127.0.0.1:8800/infrastructures/infra-1"
+    assert sent == [("DELETE", f"{where}?force=yes"), ("DELETE", f"{where}?async=yes")]

@@ -14,6 +14,8 @@ from mayfly.ledger import Ledger
 from mayfly.local import cloudim
 from mayfly.local.imservice import ImService
 from mayfly.redact import Secret
+from mayfly.sweep.aws import AwsAccount
+from mayfly.sweep.find import find_account
 
 CANARY = "canary-of-the-tests"
 IM = {"IM_URL": "https://im.example", "IM_USER": "ada", "IM_PASSWORD": CANARY}
@@ -151,3 +153,29 @@ def test_what_is_destroyed_needs_no_im_that_starts(monkeypatch):
     opened = services.open_services("azure", environ, print, need_im=False)
     with pytest.raises(RemoteError, match="port 8801 on 127.0.0.1 is taken"):
         opened.im.infrastructures()
+
+
+def test_a_run_whose_im_is_gone_can_be_opened_to_be_destroyed(ledger, monkeypatch):
+    def silent(server):
+        raise RemoteError("IM does not answer at https://im.example: connection refused")
+
+    monkeypatch.setattr(services, "greet", silent)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, CANARY)
+    ledger.add("one", "aws", "s3://b/one/", {}, "https://im.example")
+    record = ledger.get("one")
+    with pytest.raises(RemoteError, match="does not answer"):
+        services.reopen_services(record, {**IM, **S3}, print)
+    opened = services.reopen_services(record, {**IM, **S3}, print, need_im=False)
+    assert isinstance(opened.account, AwsAccount)
+    for ask in (opened.im.infrastructures, lambda: opened.im.find("one")):
+        with pytest.raises(RemoteError, match="does not answer"):
+            ask()
+
+
+@pytest.mark.parametrize(("cloud", "swept"), [("aws", True), ("openstack", True), ("gcp", False)])
+def test_which_accounts_can_be_swept(cloud, swept):
+    account = find_account(cloud, {"AWS_DEFAULT_REGION": "eu-west-1"})
+    assert (account is not None) is swept
+    if cloud == "aws":
+        assert account.region == "eu-west-1"

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 from moto import mock_aws
 from tests.unit.deploy_fakes import FakeClock, FakeIM, FakeTraces
 
@@ -287,6 +288,29 @@ def test_bad_input_is_one_line_and_exit_code_2(mayfly, words, says, monkeypatch)
     code, out, err = mayfly(*words)
     assert (code, out) == (2, "")
     assert says in err.splitlines()[-1]
+
+
+def test_what_may_not_be_listed_is_told_by_kind(mayfly, ec2, monkeypatch):
+    class Refusing(AwsAccount):
+        def place(self, region):
+            found = super().place(region)
+
+            def refuse(**_):
+                error = {"Error": {"Code": "UnauthorizedOperation", "Message": "not you"}}
+                raise ClientError(error, "DescribeVolumes")
+
+            found.client.meta.events.register("before-call.ec2.DescribeVolumes", refuse)
+            return found
+
+    account = Refusing(lambda service, region: boto3.client(service, region), "us-east-1")
+    monkeypatch.setattr(sweep_commands, "find_account", lambda *_: account)
+    make_node(ec2, OTHER_RUN, OTHER_INFRA)
+    code, out, _ = mayfly("gc", "--cloud", "aws", "--json")
+    document = json.loads(out)
+    assert (code, document["ok"], len(document["runs"])) == (1, False, 1)
+    assert document["unlisted"] == [
+        "volumes in Amazon EC2, us-east-1: UnauthorizedOperation: not you"
+    ]
 
 
 def test_missing_keys_are_named(mayfly, monkeypatch):
