@@ -162,7 +162,7 @@ class _Look:
         networks: Mapping[str, str],
         routers: Mapping[str, str],
     ) -> dict[str, bool]:
-        """Return our ports: id → whether it is a server's.
+        """Return our ports: id → whether it is a server's of ours.
 
         A server's port goes with it, a router's is taken away with the router's interface. One of
         nobody is ours on a network of ours, or with groups of ours only.
@@ -174,13 +174,12 @@ class _Look:
             run = servers.get(device) or networks.get(str(port.network_id))
             if run is None and not device and carried and all(g in groups for g in carried):
                 run = groups[carried[0]]
-            if run is None or (device in routers or port.device_owner == ROUTER_PORT):
+            if run is None or device in routers or port.device_owner == ROUTER_PORT:
                 continue
-            owned[str(port.id)] = device in servers
-            foreign = bool(device) and device not in servers and not _is_services(port)
-            if foreign:
+            if device and device not in servers and not _is_services(port):
                 self.notes.append(f"{PORT} {port.id} on our network belongs to a foreign {device}")
                 continue
+            owned[str(port.id)] = device in servers
             self._add(PORT, port, run, going=device in servers)
         return owned
 
