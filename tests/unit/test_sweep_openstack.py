@@ -142,6 +142,7 @@ class FakeOpenStack:
         self.tables["servers"][what].task_state = "deleting"
 
     def delete_port(self, what: str, ignore_missing: bool) -> None:
+        self._require(not self.tables["ports"][what].device_owner.startswith("network:"))
         self._drop("ports", what)
 
     def delete_volume(self, what: str, ignore_missing: bool) -> None:
@@ -159,11 +160,15 @@ class FakeOpenStack:
         self._drop("routers", what)
 
     def delete_subnet(self, what: str, ignore_missing: bool) -> None:
-        self._require(not any(getattr(p, "subnet", "") == what for p in self.rows("ports")))
+        ports = [port for port in self.rows("ports") if getattr(port, "subnet", "") == what]
+        self._require(all(port.device_owner == "network:dhcp" for port in ports))
         self._drop("subnets", what)
 
     def delete_network(self, what: str, ignore_missing: bool) -> None:
-        self._require(not any(port.network_id == what for port in self.rows("ports")))
+        ports = [port for port in self.rows("ports") if port.network_id == what]
+        self._require(all(port.device_owner == "network:dhcp" for port in ports))
+        for port in ports:
+            del self.tables["ports"][port.id]
         self._drop("networks", what)
 
     def delete_keypair(self, what: str, ignore_missing: bool) -> None:
@@ -213,6 +218,8 @@ def fill(cloud: FakeOpenStack, run: str, infrastructure: str, mark: str) -> None
     port = {"network_id": net, "subnet": subnet}
     gateway = {"device_id": router, "device_owner": "network:router_interface"}
     cloud.add("ports", f"{mark}-gateway", **port, **gateway)
+    dhcp = {"device_id": "dhcp-agent", "device_owner": "network:dhcp"}
+    cloud.add("ports", f"{mark}-dhcp", **port, **dhcp)
     for number in range(2):
         server = cloud.add(
             "servers",

@@ -164,8 +164,9 @@ class _Look:
     ) -> dict[str, bool]:
         """Return our ports: id → whether it is a server's of ours.
 
-        A server's port goes with it, a router's is taken away with the router's interface. One of
-        nobody is ours on a network of ours, or with groups of ours only.
+        A server's port goes with it, a router's is taken away with the router's interface, and the
+        network's own (DHCP) goes with the network. One of nobody is ours on a network of ours, or
+        with groups of ours only.
         """
         owned = {}
         for port in self._ask(PORT):
@@ -174,9 +175,9 @@ class _Look:
             run = servers.get(device) or networks.get(str(port.network_id))
             if run is None and not device and carried and all(g in groups for g in carried):
                 run = groups[carried[0]]
-            if run is None or device in routers or port.device_owner == ROUTER_PORT:
+            if run is None or device in routers or _is_services(port):
                 continue
-            if device and device not in servers and not _is_services(port):
+            if device and device not in servers:
                 self.notes.append(f"{PORT} {port.id} on our network belongs to a foreign {device}")
                 continue
             owned[str(port.id)] = device in servers
@@ -217,7 +218,7 @@ class _Look:
 
 
 def _is_services(port: Any) -> bool:
-    """Whether a port is the network's own (DHCP, metadata): it goes with the network."""
+    """Whether a port is the network's own: a router's way into it, DHCP, metadata."""
     return str(port.device_owner or "").startswith("network:")
 
 
