@@ -96,8 +96,8 @@ _PROGRESS = ("global_step", "steps", "samples_seen", "samples_processed", "accur
 
 
 def _is_well(evidence: Evidence) -> bool:
-    """Whether nothing is known to have gone wrong: it succeeded, goes on, or was interrupted."""
-    if evidence.run.get("outcome") in ("succeeded", "interrupted"):
+    """Whether nothing is known to have gone wrong: it succeeded, goes on, or was ended early."""
+    if evidence.run.get("outcome") in ("succeeded", "interrupted", "stopped"):
         return True
     failed = (evidence.status or {}).get("state") == "failed"
     return evidence.run.get("outcome") is None and not failed
@@ -107,6 +107,8 @@ def _how_it_is(evidence: Evidence) -> str:
     outcome, state = evidence.run.get("outcome"), evidence.run.get("state")
     if outcome == "succeeded":
         return "the run succeeded"
+    if outcome == "stopped":
+        return f"a limit of the job ended the run: {evidence.run.get('error')}"
     if outcome == "interrupted":
         return "the run was interrupted by who started it"
     return f"the run has not ended, as far as is known here: {state}"

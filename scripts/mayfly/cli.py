@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ from mayfly.heat import commands as heat
 from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
+from mayfly.meter import cost_of
 from mayfly.offer import Offer, Options, make_offer
 from mayfly.places import Target
 from mayfly.planning import Plan
@@ -153,7 +155,7 @@ def deploy_command(
         outcome = deploy(wanted, tools)
     emit(
         outcome.document,
-        table(outcome.document) if outcome.error is None else None,
+        table(outcome.document) if outcome.document.get("model_uri") else None,
         as_json=as_json,
     )
     if outcome.error is not None:
@@ -247,7 +249,8 @@ def status(run: Run = None, as_json: Json = False, debug: Debug = False) -> None
         if reported is None:
             shards, _ = preprocess_progress(store.preprocessing())
         nodes = access.states(services.im, record)
-    document = views.status_document(record, reported, nodes, shards)
+    cost = cost_of(record, _ledger().journal(record.run), reported, datetime.now(UTC))
+    document = views.status_document(record, reported, nodes, shards, cost)
     emit(document, views.status_table(document, reported), as_json=as_json)
 
 

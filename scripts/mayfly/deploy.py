@@ -19,8 +19,9 @@ from mayfly.clouds import CloudProfile
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases
 from mayfly.engines import image_extras
-from mayfly.errors import MayflyError, UserError
+from mayfly.errors import LimitReached, MayflyError, UserError
 from mayfly.ledger import Ledger, Record, Unwritable
+from mayfly.meter import Meter
 from mayfly.places import Place
 from mayfly.radl_render import render, write_radl
 from mayfly.redact import Secret
@@ -28,15 +29,18 @@ from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore, preprocess_progress, staging_progress
 from mayfly.services import Services, local_image, open_services, reopen_services
 from mayfly.spec import CHECKOUT, ClusterSpec
+from mayfly.spending import Basis
 from mayfly.steps import GROUPS, load_stages
-from mayfly.summary import PHASES, failure_document, success_document
+from mayfly.summary import PHASES, failure_document, stopped_document, success_document
 from mayfly.watch import (
     EXPORTING,
+    STOPPED,
     SUCCEEDED,
     Broken,
     NotExported,
     Pace,
     Status,
+    stopped,
     wait_for_nodes,
     wait_for_status,
     wait_until_configured,
@@ -45,6 +49,8 @@ from mayfly_train.errors import NodeError
 
 # Nodes report every few seconds; a whole epoch of evaluation is shorter than this.
 SILENCE_S = 150.0
+# Nodes end an idle run themselves; this is how much later it ends when they do not.
+IDLE_MARGIN_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class Job:
     place: Place = Place()
     finder: images.Finder | None = None
     """Who looks up images at the provider, where somebody has to."""
+    basis: Basis | None = None
+    """What its cost is computed from; None where no price is known."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ class Ending:
     status: Status
     error: BaseException | None
     leftovers: int
+    cost: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -110,14 +119,17 @@ def deploy(job: Job, tools: Tools) -> Outcome:
         document = failure_document(None, early, phases.seconds, 0, tools.display.redact)
         return Outcome(document, early)
     status, error = Status(), None
+    meter = Meter(job.basis, job.spec.limits.max_duration, Pace().clock)
     try:
-        status = _work(ready, tools, phases)
+        status = _work(ready, tools, phases, meter)
+        if status.state == STOPPED:
+            raise stopped(status)
         tools.ledger.set_outcome(ready.run.id, "succeeded")
     except (Exception, KeyboardInterrupt) as caught:
         error = caught
         _note_failure(ready, tools, caught)
     try:
-        keep = job.keep or isinstance(error, NotExported)
+        keep = (job.keep or isinstance(error, NotExported)) and not meter.over()
         hurried = isinstance(error, KeyboardInterrupt)
         leftovers = _kept(ready, tools) if keep else _destroy(ready, tools, phases, hurried)
     except (MayflyError, KeyboardInterrupt) as caught:
@@ -127,7 +139,8 @@ def deploy(job: Job, tools: Tools) -> Outcome:
             if isinstance(caught, KeyboardInterrupt)
             else _count_leftovers(ready.services, tools, tools.ledger.get(ready.run.id))
         )
-    return _conclude(ready, tools, phases, Ending(status, error, leftovers))
+    cost = meter.document(status, gone=not leftovers)
+    return _conclude(ready, tools, phases, Ending(status, error, leftovers, cost))
 
 
 def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
@@ -189,6 +202,8 @@ def _register(ready: Ready, tools: Tools) -> None:
     tools.ledger.add(ready.run.id, cloud, ready.uri, spec, im)
     if account := ready.services.account:
         tools.ledger.add_place(ready.run.id, ready.job.place.region, account.who())
+    if ready.job.basis:
+        tools.ledger.set_cost(ready.run.id, ready.job.basis.document())
 
 
 def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) -> None:
@@ -219,22 +234,25 @@ def _new_run(job: Job, tools: Tools, services: Services, image: str) -> Run:
         session_token=services.s3.session_token is not None,
         keep=job.keep,
         region=job.place.region,
+        train_s=job.basis.train_s if job.basis else None,
+        end_s=job.basis.end_s if job.basis else None,
     )
 
 
-def _work(ready: Ready, tools: Tools, phases: Phases) -> Status:
+def _work(ready: Ready, tools: Tools, phases: Phases, meter: Meter) -> Status:
     """Create, configure, train, export; returns the status of a run whose model was verified."""
     im, run, ledger = ready.services.im, ready.run.id, tools.ledger
     spec = ready.job.spec
     with phases.phase("infrastructure") as report:
         ledger.set_state(run, "creating")
+        meter.begin()
         infrastructure = _create(ready, tools)
         count = spec.count("ps") + spec.count("worker")
-        wait_for_nodes(im, infrastructure, count, Pace(), report)
+        wait_for_nodes(im, infrastructure, count, meter.before_training(Pace()), report)
     ledger.set_state(run, "configuring")
-    _configure(ready, infrastructure, tools, phases)
+    _configure(ready, infrastructure, tools, phases, meter)
     ledger.set_state(run, "training")
-    return _train(ready, infrastructure, tools, phases)
+    return _train(ready, infrastructure, tools, phases, meter)
 
 
 def _create(ready: Ready, tools: Tools) -> str:
@@ -249,7 +267,9 @@ def _create(ready: Ready, tools: Tools) -> str:
     return step.detail
 
 
-def _configure(ready: Ready, infrastructure: str, tools: Tools, phases: Phases) -> None:
+def _configure(
+    ready: Ready, infrastructure: str, tools: Tools, phases: Phases, meter: Meter
+) -> None:
     """Wait for contextualization; the staging inside it is shown, and counted, as its own phase."""
     im, display = ready.services.im, tools.display
 
@@ -264,7 +284,8 @@ def _configure(ready: Ready, infrastructure: str, tools: Tools, phases: Phases) 
 
     try:
         with phases.phase("contextualization") as report:
-            wait_until_configured(im, infrastructure, Pace(), report, show_staging)
+            pace = meter.before_training(Pace())
+            wait_until_configured(im, infrastructure, pace, report, show_staging)
     finally:
         _keep_messages(ready, infrastructure, tools)
         if reports := ready.store.staging():
@@ -297,22 +318,23 @@ def _keep_messages(ready: Ready, infrastructure: str, tools: Tools) -> None:
         tools.display.say(f"IM's messages could not be kept: {error}")
 
 
-def _train(ready: Ready, infrastructure: str, tools: Tools, phases: Phases) -> Status:
+def _train(ready: Ready, infrastructure: str, tools: Tools, phases: Phases, meter: Meter) -> Status:
+    idle = ready.job.spec.limits.idle + IDLE_MARGIN_S
     watched = export.Watched(
         ready.run.id,
         ready.uri,
         ready.services,
         infrastructure,
-        Pace(patience=SILENCE_S, idle=ready.job.spec.limits.idle),
+        meter.to_the_end(Pace(patience=SILENCE_S, idle=idle)),
     )
     with phases.phase("training") as report:
         try:
             wait_for_status(
-                (EXPORTING, SUCCEEDED),
+                (EXPORTING, SUCCEEDED, STOPPED),
                 ready.store.status,
                 watched.nodes,
                 watched.pace,
-                lambda now: report(now.line(), now.fraction),
+                lambda now: report(now.line() + meter.line(now), now.fraction),
             )
         except Broken as error:
             raise export.explained(error, ready.run.id) from error
@@ -325,7 +347,8 @@ def _train(ready: Ready, infrastructure: str, tools: Tools, phases: Phases) -> S
 def _note_failure(ready: Ready, tools: Tools, error: BaseException) -> None:
     """Record why a run failed, and show the last lines of what failed."""
     interrupted = isinstance(error, KeyboardInterrupt)
-    outcome = "interrupted" if interrupted else "failed"
+    outcome = "stopped" if isinstance(error, LimitReached) else "failed"
+    outcome = "interrupted" if interrupted else outcome
     cause = "interrupted" if interrupted else tools.display.redact(str(error))
     with suppress(Unwritable):  # the nodes are to be destroyed all the same
         tools.ledger.set_outcome(ready.run.id, outcome, cause)
@@ -387,7 +410,7 @@ def export_again(record: Record, tools: Tools, *, keep: bool) -> Outcome:
     status, leftovers = Status(), 0
     try:
         status = export.resume(record, services, phases, pace)
-        tools.ledger.set_outcome(run, "succeeded")
+        tools.ledger.set_outcome(run, "stopped" if status.state == STOPPED else "succeeded")
     except NotExported as caught:
         error = caught
         tools.ledger.set_outcome(run, "failed", display.redact(str(caught)))
@@ -415,10 +438,13 @@ def _count_leftovers(services: Services, tools: Tools, record: Record) -> int:
 def _conclude(ready: Ready, tools: Tools, phases: Phases, ending: Ending) -> Outcome:
     run, error, leftovers = ready.run.id, ending.error, ending.leftovers
     seconds = {name: phases.seconds.get(name, 0.0) for name in PHASES}
-    if error is None:
+    if error is None or isinstance(error, LimitReached):
         document = success_document(run, ready.uri, ending.status, seconds, leftovers)
     else:
         document = failure_document(run, error, seconds, leftovers, tools.display.redact)
+    if isinstance(error, LimitReached):
+        document = stopped_document(document, ending.status, error)
+    document["cost"] = ending.cost
     with suppress(Unwritable):
         tools.ledger.set_summary(run, document)
     return Outcome(document, error)

@@ -40,6 +40,19 @@ class RunFailed(MayflyError):
     """The cluster worked but training, or what follows it, did not end well. Exit code 1."""
 
 
+class LimitReached(MayflyError):
+    """A limit of the job (`reason`: budget, max_duration or idle) has ended its run. Exit code 3.
+
+    That is no failure: what there was of the model is in the bucket, if training had begun.
+    """
+
+    exit_code = 3
+
+    def __init__(self, reason: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.reason = reason
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that `word` was probably meant to be, or None when none is close."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -12,13 +12,23 @@ from dataclasses import dataclass
 from mayfly import access, remote
 from mayfly.credentials import S3Settings
 from mayfly.display import Phases
-from mayfly.errors import MayflyError, UserError
+from mayfly.errors import LimitReached, MayflyError, UserError
 from mayfly.im import Manager
 from mayfly.ledger import Record
 from mayfly.run_store import RunStore
 from mayfly.services import Services
 from mayfly.verify import verify_model
-from mayfly.watch import SUCCEEDED, Broken, NotExported, Pace, Status, describe, wait_for_status
+from mayfly.watch import (
+    EXPORT_FAILED,
+    STOPPED,
+    SUCCEEDED,
+    Broken,
+    NotExported,
+    Pace,
+    Status,
+    describe,
+    wait_for_status,
+)
 from mayfly_train.errors import NodeError
 
 # Longer than SSH and a NameNode on a busy node take together.
@@ -64,11 +74,14 @@ def silent_nodes(im: Manager, infrastructure: str) -> str:
 
 
 def follow(watched: Watched, read: Callable[[], Status | None], phases: Phases) -> Status:
-    """Return the last status once the model was verified; raises NotExported when it is not."""
+    """Return the last status once the model was verified; raises NotExported when it is not.
+
+    A run that its limits ended meanwhile raises LimitReached.
+    """
     try:
         with phases.phase("export") as report:
             status = wait_for_status(
-                (SUCCEEDED,),
+                (SUCCEEDED, STOPPED),
                 read,
                 watched.nodes,
                 watched.pace,
@@ -76,6 +89,8 @@ def follow(watched: Watched, read: Callable[[], Status | None], phases: Phases) 
             )
             found = verify_model(watched.services.client, watched.uri)
             report(f"{len(found.files)} files verified, {found.total_bytes / 2**20:,.1f} MiB", 1.0)
+    except LimitReached:
+        raise
     except (MayflyError, NodeError) as error:
         raise not_exported(error, watched.run) from error
     return status
@@ -91,7 +106,7 @@ def not_exported(error: Exception, run: str) -> NotExported:
 
 def explained(error: Broken, run: str) -> Broken:
     """The same error, or NotExported for an export that failed between two looks."""
-    of_export = (error.details.get("message") or "").startswith("export failed")
+    of_export = (error.details.get("message") or "").startswith(EXPORT_FAILED)
     return not_exported(error, run) if of_export else error
 
 

@@ -29,7 +29,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
   run TEXT PRIMARY KEY, cloud TEXT NOT NULL, state TEXT NOT NULL, uri TEXT NOT NULL,
   infrastructure TEXT, spec TEXT NOT NULL, outcome TEXT, error TEXT, summary TEXT,
-  created TEXT NOT NULL, updated TEXT NOT NULL, im TEXT
+  created TEXT NOT NULL, updated TEXT NOT NULL, im TEXT, cost TEXT
 );
 CREATE TABLE IF NOT EXISTS journal (
   id INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs(run), action TEXT NOT NULL,
@@ -66,12 +66,13 @@ class Record:
     uri: str
     infrastructure: str | None
     spec: dict[str, Any]
-    outcome: str | None  # succeeded | failed | interrupted; None while nobody knows
+    outcome: str | None  # succeeded | stopped | failed | interrupted; None while nobody knows
     error: str | None
     summary: dict[str, Any] | None
     created: str
     updated: str
     im: str | None = None  # address of the foreign IM that made the nodes; None: our own did
+    cost: dict[str, Any] | None = None  # the prices and caps that it was planned with
 
     @property
     def destroyed(self) -> bool:
@@ -155,9 +156,10 @@ class Ledger:
         """Make the tables, and add to older ones what has come since; several may do it at once."""
         self._db.executescript(SCHEMA)
         columns = {row["name"] for row in self._db.execute("PRAGMA table_info(runs)")}
-        if "im" not in columns:
-            with suppress(sqlite3.OperationalError):  # another process was quicker
-                self._db.execute("ALTER TABLE runs ADD COLUMN im TEXT")
+        for column in ("im", "cost"):
+            if column not in columns:
+                with suppress(sqlite3.OperationalError):  # another process was quicker
+                    self._db.execute(f"ALTER TABLE runs ADD COLUMN {column} TEXT")
         self._db.execute(f"PRAGMA user_version = {VERSION}")
 
     def _write(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
@@ -227,6 +229,10 @@ class Ledger:
             "SELECT document FROM proofs WHERE run = ? ORDER BY id DESC LIMIT 1", (run,)
         ).fetchone()
         return dict(json.loads(row["document"])) if row else None
+
+    def set_cost(self, run: str, basis: dict[str, Any]) -> None:
+        """Keep what a run's cost is computed from (see `spending`)."""
+        self._set(run, "cost", json.dumps(basis))
 
     def _set(self, run: str, column: str, value: str | None) -> None:
         # `column` is always one of this module's own words, never input.
@@ -306,4 +312,5 @@ def _record(row: sqlite3.Row) -> Record:
         created=row["created"],
         updated=row["updated"],
         im=row["im"],
+        cost=json.loads(row["cost"]) if row["cost"] else None,
     )

@@ -63,7 +63,7 @@ def make_offer(spec: ClusterSpec, profile: CloudProfile, options: Options, aroun
     target = Target(spec, profile, place)
     plan = planning.make_plan(target, nodes, found, why, around.today)
     finder = None if options.dry_run else ask.finder(spec, profile, place, around.clients)
-    job = Job(spec, profile, place=place, finder=finder)
+    job = Job(spec, profile, place=place, finder=finder, basis=plan.basis)
     return Offer(job, replace(plan, notices=(*said, *plan.notices)))
 
 
@@ -97,7 +97,7 @@ def _prices(
 ) -> tuple[Found | None, str]:
     """The prices: of the user's file, else the provider's own, else those that were stored."""
     if profile.prices == "free":
-        return None, ""
+        return _of_own_machine(profile, options, around), ""
     given = prices.find_given(profile.name, place.region, around.environ, options.prices)
     if given is not None:
         return given, ""
@@ -107,6 +107,16 @@ def _prices(
         if found is not None:
             return found, ""
     return prices.find_stored(profile.name, place.region, around.stored_prices), why
+
+
+def _of_own_machine(profile: CloudProfile, options: Options, around: Around) -> Found | None:
+    """Prices for nodes that cost nothing: only those of a file that has some for this cloud."""
+    try:
+        return prices.find_given(profile.name, None, around.environ, options.prices)
+    except UserError:
+        if options.prices is not None:
+            raise
+        return None  # MAYFLY_PRICES is about other clouds
 
 
 _NO_PRICES = "a dry run asks nobody: give --prices FILE, or run `mayfly prices update` before"

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from mayfly import cost
+from mayfly import cost, spending
 from mayfly.clouds import CloudProfile, Resource, notices
 from mayfly.errors import UserError
 from mayfly.node_types import Nodes, type_notices
 from mayfly.places import Place, Target, missing_notices
 from mayfly.prices import STALE_DAYS, Found
-from mayfly.spec import Budget, ClusterSpec
+from mayfly.spec import Budget, ClusterSpec, Limits
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,13 @@ class Plan:
     why_unknown: str | None
     """Why there is no estimate; None when there is one, or nodes cost nothing."""
     notices: tuple[str, ...]
+    basis: spending.Basis | None = None
+    """What the run's cost is computed from while it goes on; None where no price is known."""
 
     @property
     def free(self) -> bool:
-        """Nobody is paid for the nodes."""
-        return self.profile.prices == "free"
+        """Nobody is paid for the nodes; a price list of the user's says otherwise."""
+        return self.profile.prices == "free" and self.found is None
 
 
 def make_plan(
@@ -51,7 +53,7 @@ def make_plan(
         estimate = cost.estimate(nodes, found.prices, hours)
         missing = ", ".join(cost.unpriced(nodes, found.prices))
         why = f"{found.origin} has no price of {missing}"
-    free = profile.prices == "free"
+    free = profile.prices == "free" and found is None
     said = [*notices(spec, profile), *missing_notices(place, profile), *_no_bucket(spec)]
     said += type_notices(nodes, profile)
     if found is not None and not free:
@@ -59,7 +61,11 @@ def make_plan(
     if spec.limits.budget is not None and not free:
         said += _about_budget(spec.limits.budget, estimate, why)
     unknown = None if free or estimate is not None else why
-    return Plan(spec, profile, place, nodes, estimate, found, unknown, tuple(said))
+    basis = None
+    if estimate is not None and found is not None:
+        basis = spending.make_basis(estimate, spec.limits.budget, _used(nodes, found))
+        said += _about_stop(basis, spec.limits)
+    return Plan(spec, profile, place, nodes, estimate, found, unknown, tuple(said), basis)
 
 
 def created(plan: Plan) -> dict[str, int]:
@@ -179,16 +185,31 @@ def _about_budget(budget: Budget, estimate: cost.Estimate | None, why: str) -> l
             f"limits.budget is {budget}, and the prices are in {estimate.currency}",
             f"write the budget in {estimate.currency}",
         )
-    least, most = estimate.run.low, estimate.run.high
+    least = estimate.run.low
     if budget.amount < least:
         raise UserError(
             f"limits.budget is {budget}, and the run costs {least:.2f} {budget.currency} at least",
             "allow more, ask for fewer nodes or smaller types, or lower limits.expected",
         )
-    if budget.amount < most:
-        up_to = f"{most:.2f} {budget.currency}"
-        return [
-            f"the run may cost up to {up_to}, more than the budget of {budget}, and nothing stops"
-            " it there yet: lower limits.max_duration"
-        ]
+    if budget.amount < estimate.run.high:
+        up_to = f"{estimate.run.high:.2f} {budget.currency}"
+        return [f"the run may cost up to {up_to}, and is stopped at the budget of {budget}"]
     return []
+
+
+def _about_stop(basis: spending.Basis, limits: Limits) -> list[str]:
+    """When the budget ends training, if it does so before max_duration."""
+    if basis.train_s is None or basis.train_s > cost.PREPARATION_S[1] + limits.max_duration:
+        return []
+    return [
+        f"training is stopped {basis.train_s // 60} minutes after the nodes were made, with a"
+        " checkpoint, so that export and destroy are paid by the budget, too"
+    ]
+
+
+def _used(nodes: tuple[Nodes, ...], found: Found) -> dict[str, Any]:
+    """The prices that the plan is made of, as the ledger keeps them with the run."""
+    whole = found.prices.model_dump(mode="json", exclude_none=True)
+    types = {group.type for group in nodes}
+    own = {name: price for name, price in whole.get("types", {}).items() if name in types}
+    return {**whole, "types": own, "file": found.origin}

@@ -16,6 +16,7 @@ from mayfly.spec import JUICEFS, ClusterSpec, parse_git, split_s3_uri
 
 # A run that takes as long as it may still needs its nodes for what comes before and after.
 MARGIN_S = 1800
+LEAST_S = 60  # what role deadman accepts
 
 
 def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
@@ -44,10 +45,12 @@ def share(variables: dict[str, Any], roles: Iterable[str]) -> dict[str, Any]:
 def _deadman(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     """Kept nodes are for the user to look at, so only the longest limit ends them."""
     longest = spec.limits.max_duration + MARGIN_S
+    if run.end_s is not None:
+        longest = min(longest, max(run.end_s, LEAST_S))
     return {
         "deadman_run": run.id,
         "deadman_max_s": longest,
-        "deadman_linger_s": longest if run.keep else spec.limits.idle,
+        "deadman_linger_s": longest if run.keep else min(longest, spec.limits.idle),
     }
 
 
@@ -80,6 +83,8 @@ def _trainer(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         **({"trainer_environment": trainer.environment} if trainer.environment else {}),
         "trainer_args": trainer.args,
         "trainer_max_duration_s": spec.limits.max_duration,
+        **({"trainer_budget_s": run.train_s} if run.train_s else {}),
+        "trainer_idle_s": spec.limits.idle,
         "trainer_tensorboard": spec.tensorboard,
     }
 

@@ -30,6 +30,11 @@ class Run:
     region: str | None = None
     """Region of the nodes, where the cloud has any."""
 
+    train_s: int | None = None
+    """When its budget stops the training, in seconds since the nodes were made."""
+    end_s: int | None = None
+    """When, by its budget, the nodes have to be gone."""
+
     def uri(self, spec: ClusterSpec) -> str:
         """Where all that the run knows about itself lies: `s3://bucket/prefix/<run id>/`."""
         return f"{spec.model.destination}{self.id}/"

@@ -8,8 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from mayfly.display import duration
-from mayfly.errors import MayflyError
-from mayfly.watch import Broken, Status
+from mayfly.errors import LimitReached, MayflyError
+from mayfly.spending import describe
+from mayfly.watch import STOPPED, Broken, Status
 from mayfly_train.errors import NodeError
 
 PHASES = (
@@ -37,6 +38,23 @@ def success_document(
         "samples_processed": status.samples_processed,
         "phases": _rounded(phases),
         "leftovers": leftovers,
+    }
+
+
+def stopped_document(
+    document: Mapping[str, Any], status: Status, error: LimitReached
+) -> dict[str, Any]:
+    """Return a success's document for a run that a limit ended; `steps` are what was wanted.
+
+    Its model is what training had come to; there is none when it had not begun.
+    """
+    return {
+        **document,
+        "ok": False,
+        "reason": error.reason,
+        "error": explain(error),
+        "steps": status.steps,
+        "model_uri": document["model_uri"] if status.state == STOPPED else None,
     }
 
 
@@ -77,6 +95,7 @@ def table(document: Mapping[str, Any]) -> Table:
     shown.add_column(style="bold")
     shown.add_column()
     labels = {
+        "reason": "stopped by",
         "model_uri": "model",
         "accuracy": "accuracy",
         "global_step": "global step",
@@ -88,6 +107,8 @@ def table(document: Mapping[str, Any]) -> Table:
             shown.add_row(label, _number(document[key]))
     for phase, seconds in document["phases"].items():
         shown.add_row(phase, duration(seconds))
+    if document.get("cost"):
+        shown.add_row("cost", describe(document["cost"]))
     shown.add_row(
         "left over", "nothing" if not document["leftovers"] else str(document["leftovers"])
     )

@@ -17,6 +17,7 @@ from mayfly.ledger import Record
 from mayfly.local.platform import LocalPlatform
 from mayfly.planning import Plan
 from mayfly.prices import PriceList
+from mayfly.spending import describe
 from mayfly.watch import Status
 
 
@@ -56,16 +57,21 @@ def runs_table(documents: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def status_document(
-    record: Record, status: Status | None, nodes: Mapping[str, str], preprocessing: str = ""
+    record: Record,
+    status: Status | None,
+    nodes: Mapping[str, str],
+    preprocessing: str = "",
+    cost: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what `status` says: the record, what the run reports, and its nodes' states.
 
-    Before training, `preprocessing` is how far that is.
+    Before training, `preprocessing` is how far that is; `cost` is None where no price is known.
     """
     return {
         **run_document(record),
         "nodes": dict(nodes),
         "preprocessing": preprocessing or None,
+        "cost": dict(cost) if cost else None,
         "status": status.raw if status else None,
     }
 
@@ -78,6 +84,8 @@ def status_table(document: Mapping[str, Any], status: Status | None) -> Table:
     for key in ("state", "outcome", "error", "uri", "infrastructure", "preprocessing"):
         if document.get(key):
             table.add_row(key, str(document[key]))
+    if document["cost"]:
+        table.add_row("cost", describe(document["cost"]))
     for node, state in document["nodes"].items():
         table.add_row(node, state)
     if status is not None:

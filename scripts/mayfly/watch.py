@@ -13,18 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mayfly.display import duration
-from mayfly.errors import RunFailed
+from mayfly.errors import LimitReached, RunFailed
 from mayfly.im import BROKEN, READY, Manager, State
 
 Report = Callable[[str, float | None], None]
 
 EXPORTING, SUCCEEDED, FAILED = "exporting", "succeeded", "failed"
+STOPPED = "stopped"  # by a limit of the job, with what there was exported
 TASK = re.compile(r"^TASK \[(?P<name>[^\]]+)\]", re.MULTILINE)
 FATAL = re.compile(r"(fatal|failed): \[|ERROR(?! executing)|Traceback ")
 IGNORED = "...ignoring"
 # IM goes on with the next stage after one has failed for good: (last try/tries).
 GIVEN_UP = re.compile(r"^ERROR executing task (\S+): \((\d+)/\2\)", re.MULTILINE)
 CAUSE_LENGTH = 300
+EXPORT_FAILED = "export failed"
 # What an IM that was restarted does not go on with by itself is given up after this long.
 LOST_S = 60.0
 UNKNOWN_POLLS = 15  # IM says "unknown" for a moment whenever a cloud does not answer
@@ -75,6 +77,8 @@ class Status:
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     export: Mapping[str, int] = field(default_factory=dict)
     error: Mapping[str, Any] | None = None
+    reason: str | None = None
+    stopped_because: str | None = None
     model_uri: str | None = None
     raw: Mapping[str, Any] = field(default_factory=dict)
 
@@ -255,7 +259,7 @@ def wait_for_status(
 
     `read` gets the status, None while there is none; `nodes` describes the nodes, asked only to
     explain a silence. Raises Broken when the run says so, says nothing new for too long, or stands
-    still for too long.
+    still for too long; LimitReached when a limit stopped it before there was a checkpoint.
     """
     silence = Silence(pace.clock, pace.patience)
     standstill = Silence(pace.clock, pace.idle)
@@ -283,9 +287,18 @@ def wait_for_status(
         pace.sleep(pace.interval)
 
 
-def failure(status: Status) -> Broken:
+def stopped(status: Status) -> LimitReached:
+    """Return the exception that says which limit ended a run, and how far it had come."""
+    why = status.stopped_because or f"limits.{status.reason} was reached"
+    message = f"{why}: stopped at step {status.global_step:,} of {status.steps:,}"
+    return LimitReached(str(status.reason), message, "what there was is exported")
+
+
+def failure(status: Status) -> Broken | LimitReached:
     """Return the exception that says what a failed status says."""
     error = status.error or {}
+    if status.reason and not str(error.get("message")).startswith(EXPORT_FAILED):
+        return LimitReached(status.reason, str(error.get("message")), "nothing is exported")
     where = " on ".join(str(error[key]) for key in ("task", "node") if error.get(key))
     message = str(error.get("message") or "no cause given")
     return Broken(f"the run failed: {where + ': ' if where else ''}{message}", details=error)

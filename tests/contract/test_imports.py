@@ -24,7 +24,7 @@ LAYERS = [
     | AUTH,
     {"role_vars", "radl_render", "collection", "im", "im_server"}
     | {"node_types", "places", "images"},
-    {"cost", "planning", "inventory", "dry_run", "providers.aws", "providers.azure"},
+    {"cost", "spending", "planning", "inventory", "dry_run", "providers.aws", "providers.azure"},
 ]
 
 

@@ -9,12 +9,15 @@ from dataclasses import replace
 import pytest
 from tests.unit.train_fakes import FakeBoard, FakeBucket, cluster, document
 
+from mayfly_train.caps import Stop
 from mayfly_train.coordinate import Coordinator
 from mayfly_train.errors import NodeError
 from mayfly_train.lifecycle import (
     EXPORTING,
     FAILED,
     STARTING,
+    STOPPED,
+    STOPPING,
     SUCCEEDED,
     TRAINING,
     Heartbeat,
@@ -27,6 +30,7 @@ from mayfly_train.lifecycle import (
     parse_state,
 )
 from mayfly_train.markers import TimedBoard
+from mayfly_train.model_files import NothingThere
 from mayfly_train.progress import Progress
 
 LIMITS = Limits(
@@ -35,6 +39,7 @@ LIMITS = Limits(
     stall=50,
     first_step=80,
     evaluator=30,
+    stop=20,
     board=10,
     logs=0.1,
     final_status=0.1,
@@ -218,15 +223,65 @@ def test_a_pause_of_all_is_no_trainers_fault():
     assert follow(60, 99, state, worker_0=50, chief_0=50).restarts == {}
 
 
-def test_a_run_over_max_duration_fails():
+def test_a_run_over_max_duration_is_stopped():
     state = replace(NEW, stepped=3599, phase=TRAINING, step=1)
     assert step(state, seen(beat("chief-0", step=2)), 3600).phase == TRAINING
-    assert (
-        "max_duration, 3600 s" in step(state, seen(beat("chief-0", step=2)), 3601).error["message"]
-    )
+    late = step(state, seen(beat("chief-0", step=2)), 3601)
+    assert (late.phase, late.stop.reason, late.stop.at) == (STOPPING, "max_duration", 3601)
+    assert "max_duration, 3600 s" in late.stop.message
 
 
-@pytest.mark.parametrize("phase", [EXPORTING, SUCCEEDED, FAILED])
+def test_a_budget_counts_from_when_the_node_was_made():
+    run = cluster(budget_s=600, max_duration_s=9999)
+    state = replace(NEW, started=400.0, stepped=590.0, phase=TRAINING, step=1, born=100.0)
+    training = seen(beat("chief-0", step=2))
+    assert advance(state, training, run, 700, LIMITS).phase == TRAINING
+    late = advance(state, training, run, 701, LIMITS)
+    assert (late.phase, late.stop.reason) == (STOPPING, "budget")
+    unknown = replace(state, born=None)
+    assert advance(unknown, training, run, 701, LIMITS).phase == TRAINING
+
+
+def test_a_run_without_steps_is_stopped_once_it_is_idle():
+    run = replace(torch_run(), idle_s=30)
+    both = seen(beat("chief-0", step=5), beat("worker-0"))
+    state = advance(NEW, both, run, 1, LIMITS)
+    assert advance(state, both, run, 31, LIMITS).phase == TRAINING
+    late = advance(state, both, run, 32, LIMITS)
+    assert (late.phase, late.stop.reason) == (STOPPING, "idle")
+    assert advance(state, both, replace(run, idle_s=0), 32, LIMITS).phase == TRAINING
+
+
+STOPPED_AT_10 = replace(NEW, phase=STOPPING, step=7, stop=Stop("budget", "no money", 10.0))
+
+
+def test_a_run_that_is_being_stopped_waits_for_the_chief_and_not_for_ever():
+    assert step(STOPPED_AT_10, seen(beat("chief-0", step=8)), 29).phase == STOPPING
+    saved = step(STOPPED_AT_10, seen(beat("chief-0", step=8), stopped=True), 12)
+    assert (saved.phase, saved.ended, saved.step) == (EXPORTING, 12, 8)
+    assert step(STOPPED_AT_10, seen(), 31).phase == EXPORTING
+
+
+def test_tasks_that_fail_while_a_run_is_stopped_change_nothing():
+    failing = seen(beat("worker-0", "failed"), failed={"message": "lost its peer"})
+    state = step(STOPPED_AT_10, failing, 11)
+    assert (state.phase, state.error) == (STOPPING, None)
+
+
+def test_a_chief_that_was_quicker_than_the_limit_has_succeeded():
+    state = step(STOPPED_AT_10, seen(beat("evaluator-0", "succeeded"), done=True), 11)
+    assert (state.phase, state.stop) == (EXPORTING, None)
+
+
+def test_the_final_evaluation_has_no_more_time_than_the_job():
+    state = replace(NEW, phase=TRAINING, step=9, trained=3590.0)
+    trained = seen(beat("evaluator-0"), done=True)
+    assert step(state, trained, 3600).phase == TRAINING
+    late = step(state, trained, 3601)
+    assert (late.phase, late.stop) == (EXPORTING, None)
+
+
+@pytest.mark.parametrize("phase", [EXPORTING, SUCCEEDED, FAILED, STOPPED])
 def test_what_is_over_stays(phase):
     state = replace(NEW, phase=phase)
     assert step(state, seen(beat("chief-0", step=9), failed={"message": "late"}), 9999) == state
@@ -296,6 +351,8 @@ def test_a_run_is_followed_to_its_export(board, bucket):
     assert coordinator.run() == 0
     assert exported == [
         {
+            "steps": 1000,
+            "reason": None,
             "global_step": 1000,
             "accuracy": 0.9,
             "samples_seen": 128_000,
@@ -338,11 +395,66 @@ def test_a_failed_task_fails_the_run_with_its_log(board, bucket):
 
 
 def test_its_own_verdict_stops_the_tasks(board, bucket):
-    write_heartbeat(board, "chief-0", step=3)
-    subject = Coordinator(cluster(max_duration_s=1), board, bucket, no_export, LIMITS)
-    subject.state = replace(subject.state, started=subject.state.started - 2)
+    write_heartbeat(board, "chief-0")
+    subject = Coordinator(cluster(), board, bucket, no_export, LIMITS)
+    subject.state = replace(subject.state, started=subject.state.started - 101)
     assert subject.run() == 0
-    assert "max_duration" in json.loads(board.read("FAILED"))["message"]
+    assert "did not start" in json.loads(board.read("FAILED"))["message"]
+
+
+def chief_that_saves(board: FakeBoard):
+    """A coordinator's clock that does what the chief's supervisor does when it is asked to stop."""
+
+    def clock() -> float:
+        if "STOP" in board.names() and "STOPPED" not in board.names():
+            write_heartbeat(board, "chief-0", "stopped", step=321)
+            board.write("STOPPED", b"{}")
+        return time.time()
+
+    return clock
+
+
+def over_time(board, bucket, export) -> Coordinator:
+    write_heartbeat(board, "chief-0", step=3)
+    subject = Coordinator(cluster(max_duration_s=1), board, bucket, export, LIMITS)
+    subject.state = replace(subject.state, started=subject.state.started - 2)
+    subject.clock = chief_that_saves(board)
+    return subject
+
+
+def test_a_run_that_reaches_a_limit_exports_what_there_is(board, bucket):
+    exported = []
+    subject = over_time(board, bucket, lambda facts, progressed: exported.append(facts))
+    assert subject.run() == 0
+    assert "FAILED" not in board.names()
+    (facts,) = exported
+    assert (facts["reason"], facts["global_step"], facts["steps"]) == ("max_duration", 321, 1000)
+    told = status(bucket)
+    assert (told["state"], told["reason"], told["error"]) == ("stopped", "max_duration", None)
+    assert "1 s" in told["stopped_because"]
+    assert told["model_uri"] == f"{cluster().run_uri}/model"
+    events = [json.loads(line) for line in bucket.objects["events.jsonl"].splitlines()]
+    states = [event["state"] for event in events if event["event"] == "state"]
+    assert states == ["stopping", "exporting", "stopped"]
+
+
+def test_a_run_that_is_stopped_before_its_first_checkpoint_has_failed(board, bucket):
+    def export(facts, progressed):
+        raise NothingThere("no model and no checkpoint in /m")
+
+    assert over_time(board, bucket, export).run() == 0
+    told = status(bucket)
+    assert (told["state"], told["reason"], told["model_uri"]) == ("failed", "max_duration", None)
+    assert told["error"]["message"].endswith("stopped before there was a checkpoint")
+
+
+def test_others_are_told_to_end_though_the_chief_has_not_saved_in_time(board, bucket):
+    subject = over_time(board, bucket, lambda facts, progressed: None)
+    subject.clock = time.time
+    subject.limits = replace(LIMITS, stop=0.0)
+    assert subject.run() == 0
+    assert {"STOP", "STOPPED"} <= set(board.names())
+    assert status(bucket)["state"] == "stopped"
 
 
 def test_it_goes_on_where_it_was_killed(board, bucket):

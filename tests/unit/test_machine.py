@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from mayfly_train.errors import NodeError
 from mayfly_train.machine import (
     Machine,
+    born,
     cgroup_quota,
     gpus_in,
     interface_of,
@@ -43,6 +46,18 @@ def test_the_kernel_says_what_we_talk_from() -> None:
     assert own_address("127.0.0.1") == "127.0.0.1"
     with pytest.raises(NodeError, match="no way to rank 0 at 'no such host'"):
         own_address("no such host")
+
+
+def test_a_node_is_as_old_as_its_first_process(tmp_path: Path) -> None:
+    ours = born(Path("/proc/self/stat"))
+    assert ours is not None
+    assert (born() or 0) <= ours <= time.time() + 1 / os.sysconf("SC_CLK_TCK")
+    strange = tmp_path / "stat"
+    ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME)) * os.sysconf("SC_CLK_TCK")
+    strange.write_text(f"1 (a ) b) S {' '.join(['0'] * 18)} {ticks} 0 0")
+    assert time.time() - (born(strange) or 0) == pytest.approx(0, abs=60)
+    strange.write_text("what?")
+    assert born(strange) is None
 
 
 def test_processes_are_gpus_or_one(tmp_path: Path) -> None:

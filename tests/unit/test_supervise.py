@@ -47,6 +47,7 @@ def supervisor(tmp_path, board, task, program, grace=0.3, **changes):
         state_dir=tmp_path / "state",
         log_dir=tmp_path / "log",
         ended_file=tmp_path / "ended",
+        overtime=0.0,
     )
     return Supervisor(cluster_running(script, **changes), parse_task(task), board, made)
 
@@ -202,7 +203,9 @@ def test_a_failure_after_the_chiefs_success_is_not_the_parameter_servers(tmp_pat
     assert heartbeat(board, "ps-0")["state"] == "succeeded"
 
 
-@pytest.mark.parametrize(("marker", "state"), [("DONE", "succeeded"), ("FAILED", "stopped")])
+@pytest.mark.parametrize(
+    ("marker", "state"), [("DONE", "succeeded"), ("FAILED", "stopped"), ("STOPPED", "stopped")]
+)
 def test_a_run_that_is_over_starts_nothing(tmp_path, board, marker, state):
     board.write(marker, b"{}")
     program = f"open({str(tmp_path / 'started')!r}, 'w')"
@@ -226,6 +229,48 @@ def test_max_duration_counts_from_the_first_start(tmp_path, board):
     state = json.loads(first.state_file.read_text())
     first.state_file.write_text(json.dumps({**state, "first_start": time.time() - 7200}))
     assert supervisor(tmp_path, board, "chief-0", SLEEP).run() == TOO_LONG
+
+
+SAVES = """
+import signal, sys, time
+def save(*_):
+    print("progress: step=77", flush=True)
+    open({saved!r}, "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_chief_saves_when_a_limit_is_reached_and_the_others_end_after_it(tmp_path, board):
+    saved = tmp_path / "saved"
+    chief, codes = in_background(
+        supervisor(tmp_path, board, "chief-0", SAVES.format(saved=str(saved)))
+    )
+    wait_until(lambda: b"up" in markers.log_end(tmp_path / "log/chief-0.log"))
+    worker, worker_codes = in_background(supervisor(tmp_path, board, "worker-0", SLEEP))
+    wait_until(lambda: heartbeat(board, "worker-0").get("state") == "running")
+    board.write("STOP", b"{}")
+    chief.join(30)
+    worker.join(30)
+    assert saved.exists()
+    assert (codes, worker_codes) == ([OK], [OK])
+    assert json.loads(board.read("STOPPED"))["step"] == 77
+    assert heartbeat(board, "chief-0")["progress"]["step"] == 77
+    assert {heartbeat(board, task)["state"] for task in ("chief-0", "worker-0")} == {"stopped"}
+    assert not {"DONE", "FAILED"} & set(board.names())
+    assert json.loads((tmp_path / "ended").read_text())["run"] == cluster().run
+
+
+def test_a_chief_that_died_before_it_was_asked_is_not_started_again(tmp_path, board):
+    board.write("STOP", b"{}")
+    program = f"open({str(tmp_path / 'started')!r}, 'w')"
+    assert supervisor(tmp_path, board, "worker-0", "pass").run() == OK
+    assert "STOPPED" not in board.names()
+    assert supervisor(tmp_path, board, "chief-0", program).run() == OK
+    assert "STOPPED" in board.names()
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_program_that_ends_by_itself_is_given_up_sooner_than_one_that_is_killed(tmp_path, board):

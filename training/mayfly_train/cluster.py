@@ -93,6 +93,8 @@ class Cluster:
     environment: Mapping[str, str]
     max_duration_s: int
     tensorboard: bool
+    budget_s: int = 0  # counted from when the nodes were made; 0: no budget
+    idle_s: int = 0  # without a step; 0: no such limit
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -148,6 +150,8 @@ def parse_cluster(document: Any) -> Cluster:
         environment={k: str(v) for k, v in _get(document, "environment", dict, {}).items()},
         max_duration_s=_positive(document, "max_duration_s"),
         tensorboard=_get(document, "tensorboard", bool, False),
+        budget_s=_limit(document, "budget_s"),
+        idle_s=_limit(document, "idle_s"),
     )
     _check_nodes(cluster)
     return cluster
@@ -202,6 +206,13 @@ def _positive(document: Any, key: str) -> int:
     value = _get(document, key, int)
     if value < 1:
         raise BadInput(f"{key} is {value} — it must be at least 1")
+    return int(value)
+
+
+def _limit(document: Any, key: str) -> int:
+    value = _get(document, key, int, 0)
+    if value < 0:
+        raise BadInput(f"{key} is {value} — it must be at least 1, or 0 for no limit")
     return int(value)
 
 

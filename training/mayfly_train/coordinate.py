@@ -11,12 +11,12 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from mayfly_train import export, markers, s3, topology
+from mayfly_train import export, machine, markers, s3, topology
 from mayfly_train.cluster import DEFAULT_PATH, Cluster, load_cluster
 from mayfly_train.errors import NodeError
 from mayfly_train.lifecycle import (
@@ -24,6 +24,8 @@ from mayfly_train.lifecycle import (
     EXPORTING,
     FAILED,
     STARTING,
+    STOPPED,
+    STOPPING,
     SUCCEEDED,
     TASK_FAILED,
     TASK_STOPPED,
@@ -40,6 +42,7 @@ from mayfly_train.lifecycle import (
 )
 from mayfly_train.markers import Board
 from mayfly_train.model_dir import open_model_dir
+from mayfly_train.model_files import NothingThere
 from mayfly_train.status import events_between, status_document
 
 LOG = logging.getLogger(__name__)
@@ -118,6 +121,7 @@ class Coordinator:
         if now - self.answered > self.limits.board and self.state.phase not in ENDED:
             self.state = fail(self.state, now, self._no_answer())
         self._ask_to_restart()
+        self._ask_to_stop()
         self.tell()
         self._remember()
         if self.state.phase == EXPORTING:
@@ -143,6 +147,20 @@ class Coordinator:
             except NodeError as error:
                 LOG.warning("coordinator: %s not asked to restart: %s", task, error)
 
+    def _ask_to_stop(self) -> None:
+        """Have the chief save and end when a limit is reached, and then all others."""
+        if self.state.stop is None:
+            return
+        name = markers.STOP if self.state.phase == STOPPING else markers.STOPPED
+        if name in self._asked:
+            return
+        try:
+            if name not in self.board.names():
+                markers.write_json(self.board, name, asdict(self.state.stop))
+            self._asked.add(name)
+        except NodeError as error:
+            LOG.warning("coordinator: %s not written: %s", name, error)
+
     def _look(self) -> Seen:
         names = self.board.names()
         heartbeats = dict(self.seen.heartbeats)
@@ -154,7 +172,8 @@ class Coordinator:
         failed = None
         if markers.FAILED in names:
             failed = markers.read_json(self.board, markers.FAILED) or {}
-        return Seen(heartbeats, markers.DONE in names, failed, at=self.clock())
+        stopped = markers.STOPPED in names
+        return Seen(heartbeats, markers.DONE in names, failed, stopped, at=self.clock())
 
     def _run_export(self) -> None:
         """Export; a failed export is a failed run."""
@@ -162,10 +181,16 @@ class Coordinator:
         try:
             self.export({name: document[name] for name in export.FACTS}, self._export_progressed)
         except NodeError as error:
-            message = f"export failed: {error}"
-            self.state = fail(self.state, self.clock(), message)
+            self.state = fail(self.state, self.clock(), self._not_exported(error))
         else:
-            self.state = replace(self.state, phase=SUCCEEDED, exported=self.clock())
+            phase = STOPPED if self.state.stop else SUCCEEDED
+            self.state = replace(self.state, phase=phase, exported=self.clock())
+
+    def _not_exported(self, error: NodeError) -> str:
+        """What to tell; a run that was stopped too early has nothing that could be exported."""
+        if self.state.stop and isinstance(error, NothingThere):
+            return f"{self.state.stop.message}: stopped before there was a checkpoint"
+        return f"export failed: {error}"
 
     def _export_progressed(self, done: int, total: int) -> None:
         self.state = replace(self.state, export={"bytes_done": done, "bytes_total": total})
@@ -297,6 +322,7 @@ def run(args: argparse.Namespace) -> int:
     coordinator = Coordinator(
         cluster, markers.board_of(cluster), S3Bucket(client, run_uri), export_model, Limits()
     )
+    coordinator.state = replace(coordinator.state, born=machine.born())
     coordinator.staging_s = staging_seconds(client, run_uri)
     return coordinator.run()
 

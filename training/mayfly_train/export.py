@@ -26,7 +26,7 @@ from mayfly_train.model_files import ModelFile
 from mayfly_train.retry import with_backoff
 
 JOURNAL = "status/export.json"
-FACTS = ("global_step", "accuracy", "samples_seen", "samples_processed")
+FACTS = ("steps", "global_step", "accuracy", "samples_seen", "samples_processed", "reason")
 Progress = Callable[[int, int], None]
 
 

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from mayfly_train import caps
+from mayfly_train.caps import Stop
 from mayfly_train.cluster import CHIEF, EVALUATOR, PS, WORKER, Cluster
 from mayfly_train.progress import Progress, Redone, account
 from mayfly_train.topology import Task, placement
 
-STARTING, TRAINING, EXPORTING = "starting", "training", "exporting"
-SUCCEEDED, FAILED = "succeeded", "failed"
-ENDED = (SUCCEEDED, FAILED)
+STARTING, TRAINING, STOPPING, EXPORTING = "starting", "training", "stopping", "exporting"
+SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
+ENDED = (SUCCEEDED, FAILED, STOPPED)
 
 CHIEF_TASK, EVALUATOR_TASK = str(Task(CHIEF, 0)), str(Task(EVALUATOR, 0))
 # A task that has failed may be restarted; systemd tells when it is not (see `failed`).
@@ -76,7 +78,8 @@ class RunState:
 
     `stepped` is when the global step last changed; `trained` when the chief succeeded, `ended`
     when training, final evaluation included, was over. `lost` are tasks whose heartbeat stands
-    still, `restarts` the attempts of hung trainers that were asked to start again.
+    still, `restarts` the attempts of hung trainers that were asked to start again. `born` is when
+    the chief's node was made, `stop` the limit that ended the training.
     """
 
     phase: str
@@ -92,6 +95,8 @@ class RunState:
     sights: Mapping[str, Sight] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
     restarts: Mapping[str, int] = field(default_factory=dict)
+    born: float | None = None
+    stop: Stop | None = None
 
 
 def dump_state(state: RunState) -> dict[str, Any]:
@@ -105,7 +110,9 @@ def parse_state(document: Any) -> RunState | None:
         redone = Redone(**document["redone"])
         sights = {task: Sight(**sight) for task, sight in document["sights"].items()}
         lost = tuple(document["lost"])
-        return RunState(**{**document, "redone": redone, "sights": sights, "lost": lost})
+        stop = Stop(**document["stop"]) if document.get("stop") else None
+        parts = {"redone": redone, "sights": sights, "lost": lost, "stop": stop}
+        return RunState(**{**document, **parts})
     except (KeyError, TypeError, AttributeError):
         return None
 
@@ -123,7 +130,8 @@ class Limits:
     A task is `lost` after this time without a heartbeat. `stall` is the time after which the run
     fails when it cannot go on without a lost task, or makes no step (at least three times the
     longest time between two steps so far), and after which a trainer that makes no step while
-    others do is asked to start again; `first_step` is what it has before its first one.
+    others do is asked to start again; `first_step` is what it has before its first one. `stop` is
+    the time that the chief has to save and to end once a limit of the job is reached.
     """
 
     start: float = 900.0
@@ -131,6 +139,7 @@ class Limits:
     stall: float = 150.0
     first_step: float = 300.0
     evaluator: float = 920.0
+    stop: float = 120.0
     board: float = 100.0
     logs: float = 15.0
     final_status: float = 600.0
@@ -139,7 +148,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the board holds: heartbeats by task, and the two markers.
+    """What the board holds: heartbeats by task, and the markers.
 
     `at` is when it answered; None: now. While it does not, nobody is blamed for being silent.
     """
@@ -147,6 +156,7 @@ class Seen:
     heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)
     done: bool = False
     failed: Mapping[str, Any] | None = None
+    stopped: bool = False
     at: float | None = None
 
 
@@ -155,22 +165,18 @@ def advance(state: RunState, seen: Seen, cluster: Cluster, now: float, limits: L
     if state.phase in (*ENDED, EXPORTING):
         return state
     state = _with_tasks(_with_progress(state, seen, now), seen, now, limits)
+    if state.phase == STOPPING and not seen.done:
+        return _stopping(state, seen, now, limits)
     if seen.failed is not None:
         message = seen.failed.get("message") or "the run was marked as failed"
         kept = {key: seen.failed[key] for key in ("task", "node", "log_tail") if key in seen.failed}
         return fail(state, now, message, **kept)
     if seen.done:
-        state = state if state.trained else replace(state, trained=now)
-        evaluator = seen.heartbeats.get(EVALUATOR_TASK)
-        evaluated = EVALUATOR not in cluster.kinds or (
-            evaluator is not None and evaluator.state in (TASK_SUCCEEDED, TASK_STOPPED)
-        )
-        waited = now - (state.trained or now)
-        gone = _silent(state, EVALUATOR_TASK, seen, now) > limits.stall
-        if evaluated or gone or waited > limits.evaluator:
-            return replace(state, phase=EXPORTING, ended=now)
-        return state
+        return _trained(state, seen, cluster, now, limits)
     failed = _lost_for_good(state, seen, cluster, now, limits)
+    stop = _limit(state, cluster, now)
+    if failed is None and stop is not None:
+        return replace(state, phase=STOPPING, stop=stop)
     overdue = failed or _overdue(state, seen, cluster, now, limits)
     return overdue or _hung(state, seen, cluster, now, limits)
 
@@ -179,6 +185,37 @@ def fail(state: RunState, now: float, message: str, **where: Any) -> RunState:
     """The state of a run that has failed; `where` may hold task, node and log_tail."""
     error = {"task": None, "node": None, "message": message, "log_tail": [], **where}
     return replace(state, phase=FAILED, ended=state.ended or now, error=error)
+
+
+def _trained(state: RunState, seen: Seen, cluster: Cluster, now: float, limits: Limits) -> RunState:
+    """The state after the chief's success, which waits for the final evaluation."""
+    state = replace(state, trained=state.trained or now, stop=None)
+    evaluator = seen.heartbeats.get(EVALUATOR_TASK)
+    evaluated = EVALUATOR not in cluster.kinds or (
+        evaluator is not None and evaluator.state in (TASK_SUCCEEDED, TASK_STOPPED)
+    )
+    waited = now - (state.trained or now)
+    gone = _silent(state, EVALUATOR_TASK, seen, now) > limits.stall
+    late = waited > limits.evaluator or _limit(state, cluster, now) is not None
+    if evaluated or gone or late:
+        return replace(state, phase=EXPORTING, ended=now)
+    return state
+
+
+def _limit(state: RunState, cluster: Cluster, now: float) -> Stop | None:
+    """The job's limit that is reached; once the chief has trained, no step is waited for."""
+    stepped = now if state.trained else state.stepped
+    return caps.reached(cluster, caps.Times(state.born, state.started, stepped), now)
+
+
+def _stopping(state: RunState, seen: Seen, now: float, limits: Limits) -> RunState:
+    """The state while the chief saves: what it has saved by the end of its time is exported.
+
+    A task that fails meanwhile changes nothing, as its peers are leaving.
+    """
+    if seen.stopped or (state.stop and now - state.stop.at > limits.stop):
+        return replace(state, phase=EXPORTING, ended=now)
+    return state
 
 
 def _with_progress(state: RunState, seen: Seen, now: float) -> RunState:
@@ -191,16 +228,14 @@ def _with_progress(state: RunState, seen: Seen, now: float) -> RunState:
     if step is None:
         return replace(state, redone=redone)
     stepped = now if step != state.step else state.stepped
-    return replace(state, phase=TRAINING, step=step, stepped=stepped, redone=redone)
+    phase = state.phase if state.phase == STOPPING else TRAINING
+    return replace(state, phase=phase, step=step, stepped=stepped, redone=redone)
 
 
 def _overdue(
     state: RunState, seen: Seen, cluster: Cluster, now: float, limits: Limits
 ) -> RunState | None:
     """The failed state when something takes too long, None when nothing does."""
-    if now - state.started > cluster.max_duration_s:
-        message = f"the run took longer than max_duration, {cluster.max_duration_s} s"
-        return fail(state, now, message)
     if state.phase == STARTING and now - state.started > limits.start:
         placed = placement(cluster).items()
         silent = [f"{t} on node {n.name}" for t, n in placed if str(t) not in seen.heartbeats]

@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,20 @@ def look(rank_zero: str) -> Machine:
         gpus=gpus_in(GPU_REPORT),
         cores=usable_cores(len(os.sched_getaffinity(0)), cgroup_quota()),
     )
+
+
+def born(process: Path = Path("/proc/1/stat")) -> float | None:
+    """When this node's first process began, in seconds since 1970; None when it cannot be read.
+
+    That is the boot of a machine and the start of a container, whose uptime is its host's. See
+    proc(5) for starttime, the 22nd field; the name of the process may have blanks in it.
+    """
+    try:
+        ticks = int(process.read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 def own_address(target: str) -> str:

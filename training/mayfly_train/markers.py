@@ -1,8 +1,9 @@
 """The run's notice board: small files in one HDFS directory that all nodes read and write.
 
 `<task>.json` is a task's heartbeat, `<task>.log` the end of its log, `DONE` says that the chief has
-succeeded, `FAILED` that the run has failed and why, `RESTART-<task>-<attempt>` that a hung trainer
-is to start again, `run.json` is the coordinator's own memory.
+succeeded, `FAILED` that the run has failed and why, `STOP` that a limit is reached and the chief is
+to save and end, `STOPPED` that it has and all others are to end, `RESTART-<task>-<attempt>` that a
+hung trainer is to start again, `run.json` is the coordinator's own memory.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mayfly_train.hdfs import Hdfs
 T = TypeVar("T")
 
 DONE, FAILED, MEMORY = "DONE", "FAILED", "run.json"
+STOP, STOPPED = "STOP", "STOPPED"
 LOG_DIR = Path("/var/log/mayfly")
 PATIENCE_S = 30.0
 LOG_TAIL_LINES = 40

@@ -22,6 +22,10 @@ _UNFINISHED = re.compile(r"(^|/)temp-[^/]*(/|$)|\.part$")
 _LATEST = re.compile(r'^model_checkpoint_path:\s*"([^"]+)"', re.MULTILINE)
 
 
+class NothingThere(NodeError):
+    """Training has left neither a model nor a checkpoint."""
+
+
 class Reader(Protocol):
     """What an export needs of the place where the model is; see `model_dir`."""
 
@@ -51,7 +55,7 @@ def find(store: Reader, model_dir: str) -> ModelFiles:
 
     The model is the newest SavedModel, or else what lies in `export/`; the last checkpoint is
     TensorFlow's, or else the newest file in `checkpoints/`. A program may leave only one of model
-    and checkpoint; without both there is no model, and NodeError is raised.
+    and checkpoint; NothingThere is raised without both.
     """
     found = store.walk(model_dir)
     names = {posixpath.relpath(info.path, model_dir): info for info in found}
@@ -66,7 +70,7 @@ def find(store: Reader, model_dir: str) -> ModelFiles:
         ),
     ]
     if not any(file.target.startswith(("model/", "checkpoints/")) for file in files):
-        raise NodeError(f"no model and no checkpoint in {model_dir} — see the tasks' logs")
+        raise NothingThere(f"no model and no checkpoint in {model_dir} — see the tasks' logs")
     state = f'model_checkpoint_path: "{last}"\nall_model_checkpoint_paths: "{last}"\n'
     return ModelFiles(tuple(files), state.encode() if last else None)
 

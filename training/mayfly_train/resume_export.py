@@ -23,7 +23,7 @@ STOP_S = 60
 
 
 def resume(board: Board, run: str) -> None:
-    """Move a failed run back to exporting. Raises BadInput when its training never succeeded."""
+    """Move a failed run back to exporting. Raises BadInput when it has nothing to export."""
     document = markers.read_json(board, markers.MEMORY) or {}
     state = to_exporting(parse_state(document.get("state")), markers.DONE in board.names(), run)
     memory: dict[str, Any] = {**document, "state": dump_state(state)}
@@ -32,7 +32,7 @@ def resume(board: Board, run: str) -> None:
 
 def to_exporting(state: RunState | None, trained: bool, run: str) -> RunState:
     """The state from which the coordinator exports; an exporting one stays as it is."""
-    if state is None or not trained:
+    if state is None or not (trained or state.stop):
         phase = state.phase if state else "not started"
         raise BadInput(
             f"run {run} has no trained model: {phase} — see `mayfly report {run}`, "

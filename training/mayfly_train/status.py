@@ -12,6 +12,8 @@ from mayfly_train.lifecycle import (
     EVALUATOR_TASK,
     EXPORTING,
     STARTING,
+    STOPPED,
+    STOPPING,
     SUCCEEDED,
     TRAINING,
     Heartbeat,
@@ -55,7 +57,9 @@ def status_document(
         "disk_full": sorted({h.node for h in heartbeats.values() if h.disk_full}),
         "export": dict(state.export) if state.export else {"bytes_done": 0, "bytes_total": None},
         "error": dict(state.error) if state.error else None,
-        "model_uri": f"{cluster.run_uri}/model" if state.phase == SUCCEEDED else None,
+        "reason": state.stop.reason if state.stop else None,
+        "stopped_because": state.stop.message if state.stop else None,
+        "model_uri": f"{cluster.run_uri}/model" if state.phase in (SUCCEEDED, STOPPED) else None,
     }
 
 
@@ -66,10 +70,10 @@ def _progress(heartbeats: Mapping[str, Heartbeat], task: str) -> Progress:
 
 def _phases(state: RunState, now: float, staging_s: float | None) -> dict[str, float | None]:
     """Seconds of each phase, up to now for the one that goes on."""
-    over = state.ended if state.phase not in (STARTING, TRAINING) else now
+    over = state.ended if state.phase not in (STARTING, TRAINING, STOPPING) else now
     training = (over or now) - state.started
     export = None
-    if state.ended is not None and state.phase in (EXPORTING, SUCCEEDED):
+    if state.ended is not None and state.phase in (EXPORTING, SUCCEEDED, STOPPED):
         export = round((state.exported or now) - state.ended, 1)
     return {"staging": staging_s, "training": round(training, 1), "export": export}
 

@@ -34,7 +34,7 @@ from mayfly_train.cluster import (
     load_cluster,
 )
 from mayfly_train.errors import NodeError
-from mayfly_train.markers import DONE, FAILED, Board
+from mayfly_train.markers import DONE, FAILED, STOP, STOPPED, Board
 from mayfly_train.probe import Pulse
 from mayfly_train.progress import Progress, after_line
 from mayfly_train.topology import Task
@@ -56,6 +56,10 @@ OWN_FAILURES, ALL_FAILURES, FAILURES_WITHIN_S = 3, 6, 600.0
 # finish their last step; the evaluator still has to evaluate and export the final checkpoint.
 GRACE_S = {PS: 5.0, WORKER: 20.0, EVALUATOR: 900.0}
 KILL_AFTER_S = 10.0
+# What the chief has, from SIGTERM on, to write a checkpoint when a limit of the job is reached.
+SAVE_S = 60.0
+# The coordinator ends a run in order; how long after max_duration a task ends without it.
+OVERTIME_S = 300.0
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 BOARD_WAIT_S = 120.0
 HUNG_S = 45.0  # without an answer of the program's gRPC server
@@ -67,6 +71,8 @@ class Settings:
 
     grace: Mapping[str, float] = field(default_factory=lambda: GRACE_S)
     kill_after: float = KILL_AFTER_S
+    save: float = SAVE_S
+    overtime: float = OVERTIME_S
     heartbeat: float = HEARTBEAT_S
     poll: float = POLL_S
     board_wait: float = BOARD_WAIT_S
@@ -126,9 +132,9 @@ class Supervisor:
         names = self.board.names()
         self._recall_progress()
         self._remember()
-        if FAILED in names or (DONE in names and self.task.kind != EVALUATOR):
+        if (over := self._over(names)) is not None:
             self._mark_ended()
-            return self._finish("succeeded" if FAILED not in names else "stopped", OK)
+            return self._finish(over, OK)
         with contextlib.suppress(OSError):
             self.settings.ended_file.unlink(missing_ok=True)  # an earlier run's
         if self.attempt == 1:
@@ -145,9 +151,18 @@ class Supervisor:
             self._leave_log()
             self._mark_ended_if_over()
 
+    def _over(self, names: Collection[str]) -> str | None:
+        """The state of a task that is not to be started as its run is over, None if it goes on."""
+        if FAILED in names or STOPPED in names:
+            return "stopped"
+        if STOP in names and self.task.kind == CHIEF:
+            self._must_write(STOPPED, asdict(self.progress))
+            return "stopped"
+        return "succeeded" if DONE in names and self.task.kind != EVALUATOR else None
+
     def _follow(self, child: Child, pulse: Pulse) -> int:
         """Watch the child, the board and the clock until one of them says that it is over."""
-        deadline = self.first_start + self.cluster.max_duration_s
+        deadline = self.first_start + self.cluster.max_duration_s + self.settings.overtime
         next_heartbeat, ends_at = 0.0, None
         names: set[str] = set()
         while (code := child.poll()) is None:
@@ -158,7 +173,9 @@ class Supervisor:
                 names.update(self._names())
                 if DONE in names and ends_at is None:
                     ends_at = time.monotonic() + self.settings.grace.get(self.task.kind, 60.0)
-            if self._stop.is_set() or FAILED in names:
+            if STOP in names and self.task.kind == CHIEF:
+                return self._save_and_end(child)
+            if self._stop.is_set() or FAILED in names or STOPPED in names:
                 # A run may fail after the chief's success, as when its export fails.
                 trained = DONE in names and self.task.kind != EVALUATOR
                 return self._end(child, "succeeded" if trained else "stopped", OK)
@@ -174,6 +191,16 @@ class Supervisor:
             self._stop.wait(self.settings.poll)
         self._read_lines(child)
         return self._child_ended(code)
+
+    def _save_and_end(self, child: Child) -> int:
+        """Have the chief's program write a checkpoint while all others are there, and tell them.
+
+        A program that does not handle SIGTERM dies of it, and its last checkpoint counts.
+        """
+        code = child.end(self.settings.save)
+        self._read_lines(child)
+        self._must_write(STOPPED, asdict(self.progress))
+        return self._finish("stopped", OK, code)
 
     def _hung(self, pulse: Pulse, names: Collection[str]) -> str | None:
         """Why the program counts as hung, None when it does not."""
@@ -196,7 +223,7 @@ class Supervisor:
                 self._must_write(DONE, {"time": markers.utc_now(), **asdict(self.progress)})
             return self._finish("succeeded", OK, code)
         over = self._names()
-        if self._stop.is_set() or FAILED in over:
+        if self._stop.is_set() or FAILED in over or STOPPED in over:
             return self._finish("stopped", OK, code)
         if DONE in over and self.task.kind != EVALUATOR:
             # The servers were leaving; the chief's success is what counts.
@@ -269,7 +296,8 @@ class Supervisor:
         """Say that the run is over for this node, unless the chief's evaluator still works."""
         names = self._names()
         evaluates = self.task.kind == CHIEF and EVALUATOR in self.cluster.kinds
-        if FAILED in names or (DONE in names and not evaluates):
+        over = FAILED in names or STOPPED in names
+        if over or (DONE in names and not evaluates):
             self._mark_ended()
 
     def _mark_ended(self) -> None:

@@ -17,6 +17,7 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> None:
         estimator.train(train_input, max_steps=args.train_steps)
         evaluate_until_final(estimator, args)
         return
-    hooks = [] if config.is_chief else [WaitForChief(args.job_dir)]
+    hooks = [StopWhenAsked()] if config.is_chief else [WaitForChief(args.job_dir)]
     tf.estimator.train_and_evaluate(
         estimator,
         tf.estimator.TrainSpec(train_input, max_steps=args.train_steps, hooks=hooks),
@@ -203,6 +204,30 @@ class WaitForChief(tf.estimator.SessionRunHook):
     def begin(self) -> None:
         while tf.train.latest_checkpoint(self.model_dir) is None:
             time.sleep(POLL_SECONDS)
+
+
+class StopWhenAsked(tf.estimator.SessionRunHook):
+    """Ends the chief's training after the step at which SIGTERM comes, with a checkpoint of it.
+
+    Mayfly sends it when a limit of the job is reached; Estimator's own saver writes at the end.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def begin(self) -> None:
+        signal.signal(signal.SIGTERM, self.ask)
+
+    def ask(self, *_: object) -> None:
+        self.asked = True
+
+    def after_run(
+        self,
+        run_context: tf.estimator.SessionRunContext,
+        run_values: tf.estimator.SessionRunValues,  # noqa: ARG002
+    ) -> None:
+        if self.asked:
+            run_context.request_stop()
 
 
 class SyncReplicasHook(tf.estimator.SessionRunHook):
