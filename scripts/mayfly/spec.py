@@ -445,20 +445,20 @@ def parse_budget(value: object) -> object:
 
 
 class Limits(Model):
-    """What ends a run that does not end by itself."""
+    """What ends a run that does not end by itself; durations are in seconds once parsed."""
 
     budget: Annotated[
         Budget | None,
         BeforeValidator(lambda value: None if value is None else parse_budget(value)),
         WithJsonSchema({"type": "string", "examples": ["5 USD"]}),
     ] = None
-    """Most that the run may cost, such as `5 USD`."""
+    """Most that the run may cost, such as `5 USD`: it is stopped, with its model, before that."""
     max_duration: Duration = 4 * 3600
-    """Longest time that training may take, such as `4h`; in seconds once parsed."""
+    """Longest time that training may take, such as `4h`; then it is stopped, with its model."""
     expected: Duration | None = None
     """How long you think that it takes, such as `40m`: the lower end of the plan's price."""
     idle: Duration = 20 * 60
-    """Time without progress after which a run counts as stuck, such as `20m`; in seconds."""
+    """Time without a step after which training is stopped, such as `20m`."""
 
 
 class ClusterSpec(Model):

@@ -59,8 +59,8 @@ def make_basis(estimate: Estimate, budget: Budget | None, prices: Mapping[str, A
     if train_s <= PREPARATION_S[0]:
         needed = once + (PREPARATION_S[0] + ENDING_S[1] + 60) / HOUR_S * hourly
         raise UserError(
-            f"limits.budget is {budget}, which pays for {end_s // 60} minutes: no time to train is"
-            f" left, as 10 are kept for export and destroy, and {once:.2f} for what leaves the region",
+            f"limits.budget is {budget}, which pays for {end_s // 60} minutes: no time to train"
+            f" is left, as 10 are kept for export and destroy, and {once:.2f} for what leaves the region",
             f"allow {needed:.2f} {estimate.currency} or more, or ask for fewer or smaller nodes",
         )
     return Basis(estimate.currency, hourly, once, budget.amount, train_s, end_s, prices)

@@ -13,13 +13,14 @@ from mayfly import deploy as module
 from mayfly.clouds import load_job
 from mayfly.credentials import S3Settings
 from mayfly.deploy import Job, Ready, Tools, deploy
-from mayfly.errors import RemoteError, UserError
+from mayfly.errors import LimitReached, RemoteError, UserError
 from mayfly.im import State
 from mayfly.ledger import Ledger
 from mayfly.places import Place
 from mayfly.redact import Secret
 from mayfly.run import Run
 from mayfly.services import Services
+from mayfly.spending import Basis
 from mayfly.summary import PHASES
 from mayfly.watch import Pace, Status
 from mayfly_train.manifest import Entry, Manifest
@@ -91,12 +92,13 @@ def stage(tmp_path, monkeypatch):
     ready = Ready(Job(spec, profile), run, URI, services, store, RADL, tmp_path / "x.radl")
     tools = Tools(Ledger(tmp_path / "ledger.sqlite"), display, {}, tmp_path, tmp_path)
     clock = FakeClock()
-    quick = lambda **given: Pace(1.0, 60.0, clock=clock, sleep=clock.sleep)  # noqa: E731
+    quick = lambda **given: Pace(1.0, 600.0, clock=clock, sleep=clock.sleep)  # noqa: E731
     monkeypatch.setattr(module, "Pace", quick)
-    monkeypatch.setattr(module, "prepare", lambda *_: ready)
     whole = Manifest("model", (Entry("model/saved_model.pb", 5, "0" * 64),), "now")
     monkeypatch.setattr(module.export, "verify_model", lambda client, uri: whole)
-    return Stage(im, store, traces, tools, display, ready)
+    made = Stage(im, store, traces, tools, display, ready)
+    monkeypatch.setattr(module, "prepare", lambda *_: made.ready)
+    return made
 
 
 def run(stage: Stage):
@@ -117,6 +119,7 @@ def test_a_run_that_ends_well(stage):
         "samples_processed": 13000,
         "phases": None,
         "leftovers": 0,
+        "cost": None,
     }
     assert list(document["phases"]) == list(PHASES)
     assert (document["phases"]["training"], document["phases"]["export"]) == (42.0, 3.0)
@@ -349,3 +352,78 @@ def test_where_a_run_is_to_be_is_written_before_anything_is_made(stage):
     (place,) = stage.tools.ledger.places(RUN)
     assert (place.region, place.account) == ("eu-west-1", "123456789012")
     assert stage.im.radls == {}
+
+
+# --- limits and money -------------------------------------------------------------------------
+
+BASIS = Basis("USD", 36.0, 0.5, 1.0, 30, 90, {"source": "made up"})
+STOPPED = {**DONE, "state": "stopped", "global_step": 40, "reason": "budget"}
+STOPPED |= {"stopped_because": "longer would cost more than limits.budget"}
+
+
+def priced(stage, basis=BASIS) -> None:
+    stage.ready = replace(stage.ready, job=replace(stage.ready.job, basis=basis))
+
+
+def test_a_run_that_its_nodes_stopped_has_a_model_a_reason_and_an_exit_code(stage):
+    stage.store.statuses = [STOPPED]
+    outcome = run(stage)
+    assert isinstance(outcome.error, LimitReached)
+    assert outcome.error.exit_code == 3
+    document = outcome.document
+    assert (document["ok"], document["reason"], document["steps"]) == (False, "budget", 100)
+    assert document["model_uri"] == f"{URI}model/"
+    assert "stopped at step 40 of 100" in document["error"]["message"]
+    record = stage.tools.ledger.get(RUN)
+    assert (record.state, record.outcome) == ("destroyed", "stopped")
+    assert stage.im.radls == {}
+
+
+def test_a_run_that_was_stopped_without_a_checkpoint_says_so(stage):
+    error = {"message": "no money: stopped before there was a checkpoint"}
+    stage.store.statuses = [{**STOPPED, "state": "failed", "error": error}]
+    outcome = run(stage)
+    assert outcome.error.exit_code == 3
+    assert outcome.document["model_uri"] is None
+    assert "before there was a checkpoint" in outcome.document["error"]["message"]
+    assert stage.tools.ledger.get(RUN).state == "destroyed"
+
+
+def test_a_budget_that_is_used_up_while_nodes_are_configured_ends_the_run(stage):
+    priced(stage)
+    stage.im.states["infra-0"] = [State("running", {"0": "running", "1": "running"})]
+    outcome = run(stage)
+    assert isinstance(outcome.error, LimitReached)
+    assert "0.31 USD are spent" in str(outcome.error)
+    assert (outcome.document["reason"], outcome.document["model_uri"]) == ("budget", None)
+    assert stage.im.radls == {}
+    record = stage.tools.ledger.get(RUN)
+    assert (record.outcome, record.cost) == ("stopped", BASIS.document())
+    cost = outcome.document["cost"]
+    assert (cost["budget"], cost["currency"]) == (1.0, "USD")
+    assert cost["spent"] == cost["forecast"] >= 0.31
+
+
+def test_nodes_that_do_not_stop_by_themselves_are_destroyed_before_the_budget_ends(stage):
+    priced(stage)
+    training = {**DONE, "state": "training", "eta_s": 500.0}
+    stage.store.statuses = [{**training, "updated": f"t{n}", "global_step": n} for n in range(99)]
+    outcome = run(stage)
+    assert isinstance(outcome.error, LimitReached)
+    assert outcome.document["cost"]["spent"] <= 1.0
+    assert stage.im.radls == {}
+    shown = [line for line in stage.display.lines if line.startswith("training: step")]
+    assert "of 1 USD spent" in shown[-1] and "it will be stopped before" in shown[-1]
+
+
+def test_a_budget_that_is_used_up_keeps_no_node_alive(stage):
+    """Neither --keep nor an export that failed is worth more than was allowed."""
+    priced(stage, replace(BASIS, train_s=0))
+    stage.ready = replace(stage.ready, job=replace(stage.ready.job, keep=True))
+    error = {"message": "export failed: S3 access denied"}
+    training = {**DONE, "state": "training", "updated": "t1"}
+    stage.store.statuses = [training, {**STOPPED, "state": "failed", "error": error}]
+    outcome = run(stage)
+    assert "export failed" in str(outcome.error)
+    assert stage.im.radls == {}
+    assert stage.tools.ledger.get(RUN).state == "destroyed"

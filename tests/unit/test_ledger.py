@@ -173,3 +173,16 @@ def test_a_ledger_of_before_the_sweeps_gets_their_tables(tmp_path):
     ledger.add_place("one", None)
     assert [place.region for place in ledger.places("one")] == [None]
     assert ledger.proof("one") is None
+
+
+def test_a_ledger_of_an_earlier_version_gets_what_is_new(ledger, tmp_path):
+    path = tmp_path / "state" / "ledger.sqlite"
+    add(ledger, "one")
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE runs DROP COLUMN cost")
+        db.execute("PRAGMA user_version = 1")
+    newer = Ledger(path)
+    assert newer.get("one").cost is None
+    newer.set_cost("one", {"currency": "USD"})
+    assert newer.get("one").cost == {"currency": "USD"}
+    newer.close()

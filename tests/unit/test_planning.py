@@ -67,7 +67,8 @@ def test_a_budget_below_the_least_price_is_refused():
 
 def test_a_budget_that_may_not_suffice_is_said():
     said = plan(price_list(), budget="1 USD").notices
-    assert any("may cost up to" in notice for notice in said)
+    assert any("may cost up to" in notice and "is stopped" in notice for notice in said)
+    assert any("training is stopped 48 minutes after" in notice for notice in said)
     assert not any("may cost" in notice for notice in plan(price_list(), budget="99 USD").notices)
 
 
@@ -161,6 +162,32 @@ def test_a_dry_run_asks_nobody(tmp_path: Path):
     for cloud in ("aws", "azure", "openstack", "local"):
         made = offer(tmp_path, clients, dry_run=True, cloud=cloud)
         assert made.job.finder is None
+
+
+LOCAL_PRICES = """
+cloud: local
+currency: USD
+date: 2026-11-20
+source: made up
+other: {hour: 1.0}
+transfer_gb: 0
+"""
+
+
+def test_nodes_that_cost_nothing_cost_what_a_file_says(tmp_path: Path):
+    file = tmp_path / "prices.yml"
+    file.write_text(LOCAL_PRICES)
+    made = offer(tmp_path, cloud="local", budget="2 USD", file=file)
+    assert not made.plan.free
+    assert made.job.basis == made.plan.basis
+    assert (made.job.basis.per_hour, made.job.basis.end_s) == (3.0, 2400)
+    others = tmp_path / "others.yml"
+    others.write_text(LOCAL_PRICES.replace("local", "aws"))
+    with pytest.raises(UserError, match="no prices of local"):
+        offer(tmp_path, cloud="local", file=others)
+    spec, profile = load_job(None, {"cloud": "local"}, {})
+    around = Around({"MAYFLY_PRICES": str(others)}, NO_CLIENTS, tmp_path, TODAY)
+    assert make_offer(spec, profile, Options(), around).plan.free
 
 
 def test_a_type_that_the_region_lacks_is_refused_before_anything(tmp_path: Path):

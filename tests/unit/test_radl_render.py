@@ -69,6 +69,17 @@ def test_the_session_token_is_asked_for_only_when_there_is_one():
     assert all(name.endswith("_s3_session_token") for name in extra)
 
 
+def test_a_budget_stops_training_and_ends_the_nodes():
+    spec, _ = load_job(None, {"cloud": "local"}, {})
+    without = role_vars(spec, RUN)
+    assert "trainer_budget_s" not in without
+    capped = role_vars(spec, replace(RUN, train_s=600, end_s=1200))
+    assert (capped["trainer_budget_s"], capped["deadman_max_s"]) == (600, 1200)
+    assert capped["deadman_linger_s"] <= 1200 < without["deadman_max_s"]
+    ample = role_vars(spec, replace(RUN, train_s=10**6, end_s=10**6 + 600))
+    assert ample["deadman_max_s"] == without["deadman_max_s"]
+
+
 def test_awkward_arguments_arrive_unchanged():
     value = 'it\'s "x": #1, [y] {z} é \\ %s $HOME'
     rendered = text({"trainer.args.title": value})

@@ -199,8 +199,9 @@ class Supervisor:
         """
         code = child.end(self.settings.save)
         self._read_lines(child)
+        self._finish("stopped", OK, code)  # before the marker, which says that the step is known
         self._must_write(STOPPED, asdict(self.progress))
-        return self._finish("stopped", OK, code)
+        return OK
 
     def _hung(self, pulse: Pulse, names: Collection[str]) -> str | None:
         """Why the program counts as hung, None when it does not."""

@@ -22,7 +22,7 @@ from mayfly_train.cluster import parse_cluster
 from mayfly_train.lifecycle import CHIEF_TASK
 
 CLUSTER = "/etc/mayfly/cluster.json"
-ENDED = ("succeeded", "failed")
+ENDED = ("succeeded", "failed", "stopped")
 PROGRAMS = "/opt/mayfly/programs"
 # What a small training still tells: a line of progress and a checkpoint every few seconds.
 TOLD = {"log_steps": 5, "checkpoint_seconds": 5, "batch_size": 32}
