@@ -9,7 +9,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from mayfly.auth.find import CLOUDS
 from mayfly.cloud_commands import around, clouds_command, prices_app
 from mayfly.clouds import load_cloud, load_job
 from mayfly.console import emit, report_error
-from mayfly.deploy import Tools, deploy, export_again, prepare
+from mayfly.deploy import Job, Tools, deploy, export_again, prepare
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases, make_display
 from mayfly.dry_run import write as write_artefacts
@@ -34,15 +34,15 @@ from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
 from mayfly.meter import cost_of
-from mayfly.offer import Offer, Options, make_offer
+from mayfly.offer import Offers, Options, make_offer, make_offers
 from mayfly.places import Target
-from mayfly.planning import Plan
 from mayfly.radl_lint import lint
 from mayfly.redact import Redactor, hide
 from mayfly.report import make_report, render_terminal, write_html
 from mayfly.run_store import RunStore, preprocess_progress
 from mayfly.services import LOCAL, Services, open_bucket, reopen_services
 from mayfly.spec import CHECKOUT, json_schema, load_spec, parse_assignment
+from mayfly.spending import Basis
 from mayfly.summary import explain, table
 from mayfly.sweep import proof
 from mayfly.sweep_commands import gc_command, verify_command
@@ -140,18 +140,19 @@ def deploy_command(
 ) -> None:
     """Run a job to its end: nodes, data, training, verified model, nothing left."""
     options = Options(dry_run, prices, inventory)
-    offer = _offer(context, options)
+    offers = _offers(context, options)
     if dry_run:
-        _write_only(offer, options, as_json)
+        _write_only(offers, options, as_json)
         return
-    wanted = replace(offer.job, keep=keep)
-    _confirm(offer.plan, yes, as_json)
+    wanted = replace(offers.job, keep=keep)
+    _confirm(offers, yes, as_json)
     signal.signal(signal.SIGTERM, _interrupt)
     with make_display(plain=as_json) as display:
-        tools = _tools(display)
+        asked = None if yes or as_json or not sys.stdin.isatty() else _ask
+        tools = replace(_tools(display), ask=asked, price_now=_price_now(options))
         _say_what_is_left(tools.ledger, display)
         if wanted.profile.needs_confirmation:
-            display.say(views.price_line(offer.plan))
+            display.say(views.price_line(offers.first.plan))
         outcome = deploy(wanted, tools)
     emit(
         outcome.document,
@@ -190,13 +191,13 @@ def plan(
     """Check everything, show what deploy would make, at what price, and write the rendered RADL;
     make no node."""
     options = Options(dry_run, prices, inventory)
-    offer = _offer(context, options)
-    if dry_run or offer.job.profile.backend == "inventory":
-        _write_only(offer, options, as_json)
+    offers = _offers(context, options)
+    if dry_run or offers.job.profile.backend == "inventory":
+        _write_only(offers, options, as_json)
         return
     with make_display(plain=as_json) as display:
-        ready = prepare(offer.job, _tools(display), Phases(display))
-    document = views.plan_document(offer.plan, views.ready_document(ready), dry_run=False)
+        ready = prepare(offers.job, _tools(display), Phases(display))
+    document = views.offers_document(offers, views.ready_document(ready), dry_run=False)
     emit(document, views.plan_table(document), as_json=as_json)
 
 
@@ -497,20 +498,29 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place + 1 :]
 
 
-def _offer(context: typer.Context, options: Options) -> Offer:
-    """Return the job that the command line asks for, and its plan."""
+def _offers(context: typer.Context, options: Options) -> Offers:
+    """Return the job that the command line asks for, with a plan for each of its offers."""
     file, overrides = _layers(context.params)
     spec, profile = load_job(file, overrides, os.environ, dry_run=options.dry_run)
-    return make_offer(spec, profile, options, around())
+    return make_offers(spec, profile, options, around())
 
 
-def _write_only(offer: Offer, options: Options, as_json: bool) -> None:
-    """Write a run's artefacts, and show the plan."""
-    job = offer.job
+def _price_now(options: Options) -> Callable[[Job], Basis | None]:
+    """What looks an offer's price up again, just before its nodes are made."""
+    return lambda job: make_offer(job.spec, job.profile, options, around()).plan.basis
+
+
+def _ask(question: str) -> bool:
+    return typer.confirm(question, err=True)
+
+
+def _write_only(offers: Offers, options: Options, as_json: bool) -> None:
+    """Write a run's artefacts, those of its first offer, and show the plan."""
+    job = offers.job
     target = Target(job.spec, job.profile, job.place)
     made = write_artefacts(target, BUILD, os.environ, options.inventory)
-    document = views.plan_document(
-        offer.plan, made.document(job.spec, job.profile), dry_run=options.dry_run
+    document = views.offers_document(
+        offers, made.document(job.spec, job.profile), dry_run=options.dry_run
     )
     emit(document, views.plan_table(document), as_json=as_json)
 
@@ -522,16 +532,18 @@ def _layers(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
     return (Path(given["job"]) if given["job"] else None), {**assigned, **flags}
 
 
-def _confirm(plan: Plan, yes: bool, as_json: bool) -> None:
+def _confirm(offers: Offers, yes: bool, as_json: bool) -> None:
     """Show the plan and ask, unless the nodes cost nothing or the answer was given before."""
+    plan = offers.first.plan
     if yes or not plan.profile.needs_confirmation:
         return
     if as_json or not sys.stdin.isatty():
         raise UserError(f"nodes on {plan.profile.title} cost money", "say so with --yes")
-    document = views.plan_document(plan, {}, dry_run=False)
+    document = views.offers_document(offers, {}, dry_run=False)
     Console(stderr=True).print(views.plan_table(document))
     count = sum(group.count for group in plan.nodes)
-    if not typer.confirm(f"Make {count} nodes on {plan.profile.title}?", err=True):
+    more = f", by the first of {len(offers.offers)} offers that has room" if offers.order else ""
+    if not _ask(f"Make {count} nodes on {plan.profile.title}{more}?"):
         raise KeyboardInterrupt
 
 

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import secrets
 import signal
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mayfly import collection, data, export, fashion_mnist, images, inputs, juicefs, preflight
+from mayfly.choices import label, pool
 from mayfly.clouds import CloudProfile
 from mayfly.destroy import Destroyer
 from mayfly.display import Display, Phases
 from mayfly.engines import image_extras
-from mayfly.errors import LimitReached, MayflyError, UserError
+from mayfly.errors import LimitReached, MayflyError, OverBudget, RemoteError, UserError
+from mayfly.failover import Attempt, Cause, NotMade, Pool, classify, next_offer, telling_line
+from mayfly.im import Manager
 from mayfly.ledger import Ledger, Record, Unwritable
 from mayfly.meter import Meter
-from mayfly.places import Place
+from mayfly.places import Place, Target
 from mayfly.radl_render import render, write_radl
 from mayfly.redact import Secret
 from mayfly.run import Run, new_run_id
@@ -39,6 +42,7 @@ from mayfly.watch import (
     Broken,
     NotExported,
     Pace,
+    Report,
     Status,
     stopped,
     wait_for_nodes,
@@ -65,6 +69,13 @@ class Job:
     """Who looks up images at the provider, where somebody has to."""
     basis: Basis | None = None
     """What its cost is computed from; None where no price is known."""
+    others: tuple[Job, ...] = ()
+    """What to try, in this order, when the provider has no such nodes."""
+
+    @property
+    def target(self) -> Target:
+        """What is made, and where."""
+        return Target(self.spec, self.profile, self.place)
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,10 @@ class Tools:
     environ: MutableMapping[str, str]
     cache: Path
     build: Path = CHECKOUT / "build"
+    price_now: Callable[[Job], Basis | None] | None = None
+    """Looks the price of an offer up again; raises OverBudget."""
+    ask: Callable[[str], bool] | None = None
+    """Asks the user; None where nobody can answer."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,21 @@ class Ending:
     error: BaseException | None
     leftovers: int
     cost: dict[str, Any] | None
+    attempts: list[Attempt]
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a deployment keeps account of: its cost, and the offers that were tried."""
+
+    meter: Meter
+    attempts: list[Attempt]
+
+    def tried(self, job: Job, cause: Cause | None = None, message: str | None = None) -> None:
+        """Add an attempt; without a cause its nodes were made."""
+        price, currency = (job.basis.per_hour, job.basis.currency) if job.basis else (None, None)
+        offer = label(job.target)
+        self.attempts.append(Attempt(offer, price, currency, cause, message))
 
 
 @dataclass(frozen=True)
@@ -118,10 +148,10 @@ def deploy(job: Job, tools: Tools) -> Outcome:
     except (MayflyError, NodeError, KeyboardInterrupt) as early:
         document = failure_document(None, early, phases.seconds, 0, tools.display.redact)
         return Outcome(document, early)
-    status, error = Status(), None
+    status, error, attempts = Status(), None, list[Attempt]()
     meter = Meter(job.basis, job.spec.limits.max_duration, Pace().clock)
     try:
-        status = _work(ready, tools, phases, meter)
+        status = _work(ready, tools, phases, Course(meter, attempts))
         if status.state == STOPPED:
             raise stopped(status)
         tools.ledger.set_outcome(ready.run.id, "succeeded")
@@ -140,7 +170,7 @@ def deploy(job: Job, tools: Tools) -> Outcome:
             else _count_leftovers(ready.services, tools, tools.ledger.get(ready.run.id))
         )
     cost = meter.document(status, gone=not leftovers)
-    return _conclude(ready, tools, phases, Ending(status, error, leftovers, cost))
+    return _conclude(ready, tools, phases, Ending(status, error, leftovers, cost, attempts))
 
 
 def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
@@ -200,10 +230,15 @@ def _register(ready: Ready, tools: Tools) -> None:
     ready.store.write_job(spec)
     cloud, im = ready.job.spec.cloud, ready.services.im_url
     tools.ledger.add(ready.run.id, cloud, ready.uri, spec, im)
-    if account := ready.services.account:
-        tools.ledger.add_place(ready.run.id, ready.job.place.region, account.who())
+    _note_place(ready, ready.job, tools)
     if ready.job.basis:
         tools.ledger.set_cost(ready.run.id, ready.job.basis.document())
+
+
+def _note_place(ready: Ready, job: Job, tools: Tools) -> None:
+    """Record where nodes are about to be made: destroy sweeps there."""
+    if account := ready.services.account:
+        tools.ledger.add_place(ready.run.id, job.place.region, account.who())
 
 
 def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) -> None:
@@ -239,20 +274,129 @@ def _new_run(job: Job, tools: Tools, services: Services, image: str) -> Run:
     )
 
 
-def _work(ready: Ready, tools: Tools, phases: Phases, meter: Meter) -> Status:
+def _work(ready: Ready, tools: Tools, phases: Phases, course: Course) -> Status:
     """Create, configure, train, export; returns the status of a run whose model was verified."""
-    im, run, ledger = ready.services.im, ready.run.id, tools.ledger
-    spec = ready.job.spec
+    run, ledger, meter = ready.run.id, tools.ledger, course.meter
     with phases.phase("infrastructure") as report:
-        ledger.set_state(run, "creating")
-        meter.begin()
-        infrastructure = _create(ready, tools)
-        count = spec.count("ps") + spec.count("worker")
-        wait_for_nodes(im, infrastructure, count, meter.before_training(Pace()), report)
+        ready, infrastructure = _make_nodes(ready, tools, course, report)
     ledger.set_state(run, "configuring")
     _configure(ready, infrastructure, tools, phases, meter)
     ledger.set_state(run, "training")
     return _train(ready, infrastructure, tools, phases, meter)
+
+
+def _make_nodes(ready: Ready, tools: Tools, course: Course, report: Report) -> tuple[Ready, str]:
+    """Try the job's offers until one has room; what another has made is gone before the next.
+
+    Returns the run as it was made. Raises NotMade when no further offer can help.
+    """
+    jobs = (ready.job, *ready.job.others)
+    pools = [pool(job.target) for job in jobs]
+    used_up: set[Pool] = set()
+    at: int | None = 0
+    while True:
+        try:
+            return ready, _try(ready, tools, course, report)
+        except NotMade as error:
+            at = next_offer(error.cause, at or 0, pools, used_up)
+            if at is None:
+                raise
+        destroyer = _destroyer(ready.services, tools)
+        destroyer.destroy(tools.ledger.get(ready.run.id), lambda text: report(text, None))
+        tools.ledger.set_infrastructure(ready.run.id, None)
+        while (changed := _with_offer(ready, jobs[at], tools, course)) is None:
+            later = next_offer(Cause.CAPACITY, at, pools, used_up)
+            if later is None:
+                raise NotMade(Cause.OTHER, course.attempts[-1].message or "")
+            at = later
+        ready = changed
+
+
+def _try(ready: Ready, tools: Tools, course: Course, report: Report) -> str:
+    """Make one offer's nodes and return the infrastructure. Raises NotMade."""
+    job, run, im = ready.job, ready.run.id, ready.services.im
+    tools.ledger.set_state(run, "creating")
+    course.meter.begin()
+    count = job.spec.count("ps") + job.spec.count("worker")
+    infrastructure = ""
+    with tools.ledger.intent(run, "offer", label(job.target)):
+        try:
+            infrastructure = _create(ready, tools)
+            pace = course.meter.before_training(Pace())
+            wait_for_nodes(im, infrastructure, count, pace, report)
+        except (Broken, RemoteError) as error:
+            text = _what_im_says(im, infrastructure, error)
+            cause = classify(text)
+            course.tried(job, cause, telling_line(tools.display.redact(text)))
+            tools.display.say(course.attempts[-1].line())
+            if not job.others and len(course.attempts) == 1 and cause is Cause.OTHER:
+                raise  # its own words are better than ours
+            raise NotMade(cause, tools.display.redact(text)) from error
+    course.tried(job)
+    return infrastructure
+
+
+def _what_im_says(im: Manager, infrastructure: str, error: MayflyError) -> str:
+    """All that is known of a failure, that of single nodes too: IM tells it there only."""
+    lines = [*(error.log_tail if isinstance(error, Broken) else []), str(error)]
+    with suppress(MayflyError):
+        state = im.state(infrastructure)
+        failed = [number for number, what in state.nodes.items() if what == "failed"]
+        lines = [*(im.node_messages(infrastructure, number) for number in failed), *lines]
+    return "\n".join(lines)
+
+
+def _with_offer(ready: Ready, job: Job, tools: Tools, course: Course) -> Ready | None:
+    """The run on another offer; None when that has become dearer than the user has agreed to."""
+    said = label(job.target)
+    try:
+        price = _price_now(job, tools)
+        if not _agreed(job, price, said, tools):
+            course.tried(job, Cause.OTHER, "dearer than the plan said")
+            tools.display.say(course.attempts[-1].line())
+            return None
+        basis = course.meter.switch(price)
+    except OverBudget as error:
+        course.tried(job, Cause.OTHER, str(error))
+        tools.display.say(course.attempts[-1].line())
+        return None
+    tools.display.say(f"next offer: {said}")
+    job = replace(job, keep=ready.job.keep, basis=basis)
+    _note_place(ready, job, tools)
+    if basis:
+        tools.ledger.set_cost(ready.run.id, basis.document())
+    run = replace(
+        ready.run,
+        image=_image(job, ready.services, tools),
+        region=job.place.region,
+        train_s=basis.train_s if basis else None,
+        end_s=basis.end_s if basis else None,
+    )
+    radl = render(job.spec, job.profile, run, load_stages())
+    path = tools.build / f"{run.id}-{len(course.attempts) + 1}.radl"
+    write_radl(radl, path)
+    return replace(ready, job=job, run=run, radl=radl, path=path)
+
+
+def _price_now(job: Job, tools: Tools) -> Basis | None:
+    """The price of an offer now; the plan's, which is minutes old, when nobody answers."""
+    try:
+        return tools.price_now(job) if tools.price_now else job.basis
+    except RemoteError:
+        return job.basis
+
+
+def _agreed(job: Job, price: Basis | None, said: str, tools: Tools) -> bool:
+    """Whether an offer still costs what the plan said; if not, the user is asked, if there is one.
+
+    An offer of unknown price was called so in the plan.
+    """
+    planned = job.basis
+    if price is None or (planned is not None and price.per_hour <= planned.per_hour):
+        return planned is None or price is not None
+    before = f"{planned.per_hour:.3f}" if planned else "an unknown price"
+    question = f"{said} costs {price.per_hour:.3f} {price.currency} an hour, not {before}. Take it?"
+    return tools.ask is not None and tools.ask(question)
 
 
 def _create(ready: Ready, tools: Tools) -> str:
@@ -445,6 +589,7 @@ def _conclude(ready: Ready, tools: Tools, phases: Phases, ending: Ending) -> Out
     if isinstance(error, LimitReached):
         document = stopped_document(document, ending.status, error)
     document["cost"] = ending.cost
+    document["attempts"] = [attempt.document() for attempt in ending.attempts]
     with suppress(Unwritable):
         tools.ledger.set_summary(run, document)
     return Outcome(document, error)

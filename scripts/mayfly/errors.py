@@ -32,6 +32,10 @@ class UserError(MayflyError):
     exit_code = 2
 
 
+class OverBudget(UserError):
+    """A budget that cannot be kept: too small, in another currency, or without a price."""
+
+
 class RemoteError(MayflyError):
     """Another system (IM, a node, S3, Docker) refused or failed. Exit code 1."""
 

@@ -196,8 +196,8 @@ class Ledger:
         self._set(run, "outcome", outcome)
         self._set(run, "error", error)
 
-    def set_infrastructure(self, run: str, infrastructure: str) -> None:
-        """Record which infrastructure belongs to a run."""
+    def set_infrastructure(self, run: str, infrastructure: str | None) -> None:
+        """Record which infrastructure belongs to a run; None once that of an offer is gone."""
         self._set(run, "infrastructure", infrastructure)
 
     def set_summary(self, run: str, summary: dict[str, Any]) -> None:

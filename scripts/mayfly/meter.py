@@ -14,7 +14,7 @@ from typing import Any
 from mayfly.cost import ENDING_S
 from mayfly.errors import LimitReached
 from mayfly.ledger import Entry, Record
-from mayfly.spending import Basis, cost_document, describe, lifetime_s, remaining, spent
+from mayfly.spending import Basis, after, cost_document, describe, lifetime_s, remaining, spent
 from mayfly.watch import Pace, Status
 
 
@@ -35,6 +35,16 @@ class Meter:
     def begin(self) -> None:
         """Start to count, unless it counts already."""
         self._began = self._clock() if self._began is None else self._began
+
+    def switch(self, basis: Basis | None) -> Basis | None:
+        """Go on with another offer, and return its basis with what those before have cost.
+
+        Raises OverBudget when that leaves no time to train.
+        """
+        paid = self._basis.before + spent(self._basis, self.seconds()) if self._basis else 0.0
+        self._basis = after(basis, paid) if basis else None
+        self._began = None
+        return self._basis
 
     def seconds(self) -> float:
         """Return for how long nodes have been there."""
@@ -71,7 +81,8 @@ class Meter:
     def _until(self, pace: Pace, limit_s: float | None) -> Pace:
         def sleep(seconds: float) -> None:
             if self._basis is not None and self._past(limit_s):
-                amount = f"{spent(self._basis, self.seconds()):.2f} {self._basis.currency}"
+                paid = self._basis.before + spent(self._basis, self.seconds())
+                amount = f"{paid:.2f} {self._basis.currency}"
                 budget = f"{self._basis.budget:g} {self._basis.currency}"
                 raise LimitReached(
                     "budget",

@@ -11,9 +11,10 @@ from datetime import date
 from pathlib import Path
 
 from mayfly import inventory, planning, prices
+from mayfly.choices import choices, label
 from mayfly.clouds import CloudProfile
 from mayfly.deploy import Job
-from mayfly.errors import UserError
+from mayfly.errors import OverBudget, UserError
 from mayfly.node_types import Nodes, plan_nodes
 from mayfly.places import Place, Target, find_place, require
 from mayfly.planning import Plan
@@ -47,6 +48,61 @@ class Offer:
 
     job: Job
     plan: Plan
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What a job would take, in the order in which it is tried."""
+
+    offers: tuple[Offer, ...]
+    order: str | None
+    """The job's key that lists them, None for a job that has only one."""
+    left_out: tuple[str, ...] = ()
+    """Those that the budget does not allow, with the reason."""
+
+    @property
+    def first(self) -> Offer:
+        """The one that is tried first."""
+        return self.offers[0]
+
+    @property
+    def job(self) -> Job:
+        """The first one's job, which knows the others."""
+        return replace(self.first.job, others=tuple(offer.job for offer in self.offers[1:]))
+
+
+def make_offers(
+    spec: ClusterSpec, profile: CloudProfile, options: Options, around: Around
+) -> Offers:
+    """Return the offers of a job: of `any_of` the cheapest first, of unknown price last.
+
+    Raises what `make_offer` raises, and OverBudget when the budget allows none of them.
+    """
+    order = "any_of" if spec.any_of else "ordered" if spec.ordered else None
+    if order is None:
+        return Offers((make_offer(spec, profile, options, around),), None)
+    made, left_out, refusal = [], [], None
+    for number, one in enumerate(choices(spec, profile)):
+        try:
+            made.append(make_offer(one, profile, options, around))
+        except OverBudget as error:
+            refusal = refusal or error
+            where = find_place(one, profile, around.environ)
+            left_out.append(f"{label(Target(one, profile, where))} is left out: {error}")
+        except UserError as error:
+            raise UserError(f"{order}.{number}: {error.message}", error.hint) from error
+    if not made:
+        raise refusal or UserError(f"{order} has no offer", "write one")
+    if order == "any_of":
+        made.sort(key=_by_price)
+    return Offers(tuple(made), order, tuple(left_out))
+
+
+def _by_price(offer: Offer) -> tuple[bool, float, float]:
+    estimate = offer.plan.estimate
+    if estimate is None:
+        return (not offer.plan.free, 0.0, 0.0)
+    return (False, estimate.run.high, estimate.run.low)
 
 
 def make_offer(spec: ClusterSpec, profile: CloudProfile, options: Options, around: Around) -> Offer:

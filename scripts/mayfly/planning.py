@@ -8,7 +8,7 @@ from typing import Any
 
 from mayfly import cost, spending
 from mayfly.clouds import CloudProfile, Resource, notices
-from mayfly.errors import UserError
+from mayfly.errors import OverBudget
 from mayfly.node_types import Nodes, type_notices
 from mayfly.places import Place, Target, missing_notices
 from mayfly.prices import STALE_DAYS, Found
@@ -43,7 +43,7 @@ def make_plan(
 ) -> Plan:
     """Return the plan; `why` says why there are no prices, when there are none.
 
-    Raises UserError for a budget that cannot be kept: no price, another currency, or less than the
+    Raises OverBudget for a budget that cannot be kept: no price, another currency, or less than the
     least that the run can cost.
     """
     spec, profile, place = target.spec, target.profile, target.place
@@ -174,20 +174,20 @@ def _about_prices(
 
 
 def _about_budget(budget: Budget, estimate: cost.Estimate | None, why: str) -> list[str]:
-    """What a budget means for the plan; raises UserError where it cannot be kept."""
+    """What a budget means for the plan; raises OverBudget where it cannot be kept."""
     if estimate is None:
-        raise UserError(
+        raise OverBudget(
             f"limits.budget is {budget}, and the price is unknown: {why}",
             "give prices, or no budget",
         )
     if budget.currency != estimate.currency:
-        raise UserError(
+        raise OverBudget(
             f"limits.budget is {budget}, and the prices are in {estimate.currency}",
             f"write the budget in {estimate.currency}",
         )
     least = estimate.run.low
     if budget.amount < least:
-        raise UserError(
+        raise OverBudget(
             f"limits.budget is {budget}, and the run costs {least:.2f} {budget.currency} at least",
             "allow more, ask for fewer nodes or smaller types, or lower limits.expected",
         )

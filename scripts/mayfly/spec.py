@@ -7,7 +7,7 @@ Everything after it takes the result and never looks at a file, a flag or the en
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -270,6 +270,28 @@ class Nodes(Model):
     """The workers."""
 
 
+class ChoiceTypes(Model):
+    """Instance types of an offer, by group; the job's own where empty."""
+
+    ps: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
+    """Of the parameter servers."""
+    worker: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
+    """Of the workers."""
+
+
+class Choice(Model):
+    """One offer: a place and types that the job would take. What is left out is the job's own."""
+
+    region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
+    """Region of the cloud."""
+    zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
+    """Availability zone in it."""
+    instance: ChoiceTypes = ChoiceTypes()
+    """Instance types by group."""
+    spot: bool | None = None
+    """Whether the workers are interruptible."""
+
+
 class Network(Model):
     """Networks of the cloud to use, by name or identifier, where IM would pick the wrong one."""
 
@@ -472,6 +494,10 @@ class ClusterSpec(Model):
     """Region of the cloud (gcp: zone; egi: site); the cloud's default when empty."""
     zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
     """Availability zone, where the cloud lets one choose."""
+    any_of: tuple[Choice, ...] | None = Field(default=None, min_length=1)
+    """Offers to try until one has room, the cheapest first. Goes without `ordered`."""
+    ordered: tuple[Choice, ...] | None = Field(default=None, min_length=1)
+    """Offers to try until one has room, in this order."""
     image: str | None = Field(default=None, pattern=r"^[^\s'\"@{}]+$")
     """Image of the nodes instead of the cloud's: the provider's name of it, or IM's image URL."""
     image_user: str | None = Field(default=None, pattern=r"^[a-z_][a-z0-9_-]*$")
@@ -493,6 +519,12 @@ class ClusterSpec(Model):
     """What ends the run."""
     tensorboard: bool = True
     """Run TensorBoard on the chief, reached by `mayfly tensorboard`; off with engine torch."""
+
+    @model_validator(mode="after")
+    def _one_list_of_offers(self) -> ClusterSpec:
+        if self.any_of is not None and self.ordered is not None:
+            raise ValueError("any_of and ordered are both set: write the offers into one of them")
+        return self
 
     def count(self, group: str) -> int:
         """How many nodes the group `ps` or `worker` has."""
@@ -733,6 +765,9 @@ _TYPES: dict[str, Callable[[dict[str, Any]], str]] = {
     "dict_type": lambda _: "must be a mapping of keys",
     "string_type": lambda _: "must be text",
     "string_pattern_mismatch": lambda _: "has characters that are not allowed",
+    "too_short": lambda _: "must have one entry or more, or be left out",
+    "tuple_type": lambda _: "must be a list",
+    "model_attributes_type": lambda _: "must be a mapping of keys",
     "string_too_long": lambda ctx: f"must have {ctx['max_length']} characters at most",
     "literal_error": lambda ctx: f"must be {ctx['expected']}",
 }
@@ -743,8 +778,8 @@ def _explain(error: ValidationError, layers: list[Layer]) -> UserError:
     errors = error.errors(include_url=False)
     first = min(errors, key=lambda item: item["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
-    key = ".".join(path)
-    origin = _origin(path, layers)
+    key = ".".join(path) or "the job"
+    origin = _origin(path, layers) if path else ""
     if first["type"] == "extra_forbidden":
         return _unknown_key(path, origin)
     if first["type"] == "missing":
@@ -773,13 +808,21 @@ def _unknown_key(path: list[str], origin: str) -> UserError:
 def _known_keys(parents: list[str]) -> list[str]:
     model: type[BaseModel] = ClusterSpec
     for name in parents:
-        annotation = model.model_fields[name].annotation
-        choices = [x for x in (annotation, *get_args(annotation)) if isinstance(x, type)]
-        nested = [choice for choice in choices if issubclass(choice, BaseModel)]
+        if name.isdecimal():
+            continue  # a place in a list, whose entries' model is known by now
+        nested = list(_models_in(model.model_fields[name].annotation))
         if not nested:
             return []
         model = nested[0]
     return sorted(model.model_fields)
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """The models that an annotation is made of, those inside of lists too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def _origin(path: list[str], layers: list[Layer]) -> str:

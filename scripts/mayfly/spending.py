@@ -7,12 +7,12 @@ its nodes were asked for. Spot nodes count by their highest price, so the truth 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from mayfly.cost import ENDING_S, PREPARATION_S, Estimate
-from mayfly.errors import UserError
+from mayfly.errors import OverBudget
 from mayfly.spec import Budget
 
 HOUR_S = 3600.0
@@ -34,6 +34,8 @@ class Basis:
     """When the nodes have to be gone."""
     prices: Mapping[str, Any] = field(default_factory=dict)
     """The prices that were used, their date and source."""
+    before: float = 0.0
+    """What offers have cost that were tried before this one."""
 
     def document(self) -> dict[str, Any]:
         """Return it as the ledger keeps it."""
@@ -46,24 +48,36 @@ class Basis:
 
 
 def make_basis(estimate: Estimate, budget: Budget | None, prices: Mapping[str, Any]) -> Basis:
-    """Return the basis of a plan. Raises UserError for a budget that leaves no time to train.
+    """Return the basis of a plan. Raises OverBudget for a budget that leaves no time to train."""
+    amount = budget.amount if budget else None
+    hourly, once = estimate.per_hour.high, estimate.parts["transfer"].high
+    return _capped(Basis(estimate.currency, hourly, once, amount, None, None, prices))
+
+
+def after(basis: Basis, paid: float) -> Basis:
+    """Return the basis of an offer before which others have cost so much. Raises OverBudget."""
+    return _capped(replace(basis, before=paid))
+
+
+def _capped(basis: Basis) -> Basis:
+    """The basis with the times that follow from its budget.
 
     From the end of what the budget pays, ten minutes are kept for export and destroy.
     """
-    hourly, once = estimate.per_hour.high, estimate.parts["transfer"].high
-    if budget is None or not hourly:
-        amount = budget.amount if budget else None
-        return Basis(estimate.currency, hourly, once, amount, None, None, prices)
-    end_s = int(max(0.0, budget.amount - once) / hourly * HOUR_S)
+    if basis.budget is None or not basis.per_hour:
+        return replace(basis, train_s=None, end_s=None)
+    fixed = basis.once + basis.before
+    end_s = int(max(0.0, basis.budget - fixed) / basis.per_hour * HOUR_S)
     train_s = int(end_s - ENDING_S[1])
     if train_s <= PREPARATION_S[0]:
-        needed = once + (PREPARATION_S[0] + ENDING_S[1] + 60) / HOUR_S * hourly
-        raise UserError(
-            f"limits.budget is {budget}, which pays for {end_s // 60} minutes: no time to train"
-            f" is left, as 10 are kept for export and destroy, and {once:.2f} for what leaves the region",
-            f"allow {needed:.2f} {estimate.currency} or more, or ask for fewer or smaller nodes",
+        needed = fixed + (PREPARATION_S[0] + ENDING_S[1] + 60) / HOUR_S * basis.per_hour
+        raise OverBudget(
+            f"limits.budget is {basis.budget:g} {basis.currency}, which pays for {end_s // 60}"
+            " minutes: no time to train is left, as 10 are kept for export and destroy, and"
+            f" {fixed:.2f} for what leaves the region and was spent before",
+            f"allow {needed:.2f} {basis.currency} or more, or ask for fewer or smaller nodes",
         )
-    return Basis(estimate.currency, hourly, once, budget.amount, train_s, end_s, prices)
+    return replace(basis, train_s=train_s, end_s=end_s)
 
 
 def spent(basis: Basis, seconds: float) -> float:
@@ -84,8 +98,8 @@ def remaining(state: str, eta_s: float | None, trained_s: float, max_duration_s:
 
 def cost_document(basis: Basis, seconds: float, left: float | None) -> dict[str, Any]:
     """Return `cost` of --json; `left` is None once the nodes are gone."""
-    now = spent(basis, seconds)
-    whole = now if left is None else spent(basis, seconds + left) + basis.once
+    now = basis.before + spent(basis, seconds)
+    whole = now if left is None else now + spent(basis, left) + basis.once
     return {
         "spent": round(now, 4),
         "forecast": round(whole, 4),
@@ -112,12 +126,13 @@ def _money(amount: float) -> str:
 def lifetime_s(journal: Iterable[Any], destroyed: bool, now: datetime) -> float:
     """Return for how long a run's nodes have been there, from its journal.
 
-    Time counts from when they were asked for, which is before anybody is paid, and of several
-    attempts all are counted. Nodes are gone when the last destroy has ended well.
+    Time counts from when they were asked for, which is before anybody is paid; of several offers
+    that were tried only the last, as the others are in the basis. Nodes are gone when the last
+    destroy has ended well.
     """
     creates = [entry.intended for entry in journal if entry.action == "create"]
     ends = [e.ended for e in journal if e.action == "destroy" and e.outcome == "done" and e.ended]
     if not creates:
         return 0.0
     end = datetime.fromisoformat(max(ends)) if destroyed and ends else now
-    return max(0.0, (end - datetime.fromisoformat(min(creates))).total_seconds())
+    return max(0.0, (end - datetime.fromisoformat(max(creates))).total_seconds())

@@ -9,12 +9,14 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from mayfly import planning
+from mayfly import choices, planning
 from mayfly.clouds import CloudProfile, known_clouds, load_cloud
 from mayfly.deploy import Ready
 from mayfly.display import duration
 from mayfly.ledger import Record
 from mayfly.local.platform import LocalPlatform
+from mayfly.offer import Offers
+from mayfly.places import Target
 from mayfly.planning import Plan
 from mayfly.prices import PriceList
 from mayfly.spending import describe
@@ -109,6 +111,22 @@ def plan_document(plan: Plan, made: Mapping[str, Any], *, dry_run: bool) -> dict
     }
 
 
+def offers_document(offers: Offers, made: Mapping[str, Any], *, dry_run: bool) -> dict[str, Any]:
+    """Return what `plan` says of a job: the first offer's plan, and all `offers` in their order."""
+    document = plan_document(offers.first.plan, made, dry_run=dry_run)
+    document["notices"] += offers.left_out
+    document["order"] = offers.order
+    document["offers"] = [_offer(offer.plan) for offer in offers.offers]
+    return document
+
+
+def _offer(plan: Plan) -> dict[str, Any]:
+    whole = planning.document(plan)
+    kept = ("region", "groups", "price", "notices")
+    label = choices.label(Target(plan.spec, plan.profile, plan.place))
+    return {"offer": label, "zone": plan.spec.zone, **{key: whole[key] for key in kept}}
+
+
 def ready_document(ready: Ready) -> dict[str, Any]:
     """Return the same of a run that is ready to be deployed as `Artefacts.document` of a dry one"""
     return {
@@ -137,6 +155,7 @@ def plan_table(document: Mapping[str, Any], title: str = "nothing was made yet")
         ("model", f"{document['run_uri']}model/" if document.get("run_uri") else None),
         ("creates", ", ".join(f"{count} {kind}" for kind, count in document["creates"].items())),
         *_price_rows(document["price"]),
+        *_offer_rows(document),
         ("limits", _limits_line(document["limits"])),
         ("RADL", document.get("radl")),
         ("variables", document.get("variables")),
@@ -166,6 +185,16 @@ def _group_line(group: Mapping[str, Any], price: Mapping[str, Any]) -> str:
         parts.append(f"{group['price_per_hour']:.4g} {price['currency']} an hour each")
     known = ", ".join(part for part in parts if part)
     return f"{group['count']} {group['group']}{': ' if known else ''}{known}"
+
+
+def _offer_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """One row for each offer of a job that has several."""
+    if not document.get("order"):
+        return []
+    return [
+        (f"offer {number}", f"{offer['offer']}: {_price_rows(offer['price'])[0][1]}")
+        for number, offer in enumerate(document["offers"], start=1)
+    ]
 
 
 def _price_rows(price: Mapping[str, Any]) -> list[tuple[str, str]]:

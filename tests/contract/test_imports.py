@@ -24,7 +24,17 @@ LAYERS = [
     | AUTH,
     {"role_vars", "radl_render", "collection", "im", "im_server"}
     | {"node_types", "places", "images"},
-    {"cost", "spending", "planning", "inventory", "dry_run", "providers.aws", "providers.azure"},
+    {
+        "failover",
+        "choices",
+        "cost",
+        "spending",
+        "planning",
+        "inventory",
+        "dry_run",
+        "providers.aws",
+        "providers.azure",
+    },
 ]
 
 

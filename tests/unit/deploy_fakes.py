@@ -28,6 +28,7 @@ class FakeIM:
 
     states: dict[str, list[State]] = field(default_factory=dict)
     text: str = ""
+    node_texts: dict[str, str] = field(default_factory=dict)
     radls: dict[str, str] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)  # answers to the next destroy calls
     asked: list[str] = field(default_factory=list)
@@ -53,6 +54,9 @@ class FakeIM:
 
     def messages(self, infrastructure: str) -> str:
         return self.text
+
+    def node_messages(self, infrastructure: str, number: str) -> str:
+        return self.node_texts.get(number, "")
 
     def nodes(self, infrastructure: str) -> list[Node]:
         return []

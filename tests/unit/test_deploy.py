@@ -13,7 +13,7 @@ from mayfly import deploy as module
 from mayfly.clouds import load_job
 from mayfly.credentials import S3Settings
 from mayfly.deploy import Job, Ready, Tools, deploy
-from mayfly.errors import LimitReached, RemoteError, UserError
+from mayfly.errors import LimitReached, OverBudget, RemoteError, UserError
 from mayfly.im import State
 from mayfly.ledger import Ledger
 from mayfly.places import Place
@@ -29,6 +29,14 @@ RUN = "faces-261128-100000-abcd"
 URI = f"s3://bucket/{RUN}/"
 CANARY = "canary-of-the-tests"
 RADL = f"description {RUN} ()\nkey='@input.s3_secret_access_key@' '@input.s3_access_key_id@'"
+ATTEMPT = {
+    "offer": "the job's own",
+    "price_per_hour": None,
+    "currency": None,
+    "cause": None,
+    "message": None,
+    "ok": True,
+}
 DONE = {
     "state": "succeeded",
     "updated": "t9",
@@ -120,6 +128,7 @@ def test_a_run_that_ends_well(stage):
         "phases": None,
         "leftovers": 0,
         "cost": None,
+        "attempts": [ATTEMPT],
     }
     assert list(document["phases"]) == list(PHASES)
     assert (document["phases"]["training"], document["phases"]["export"]) == (42.0, 3.0)
@@ -427,3 +436,127 @@ def test_a_budget_that_is_used_up_keeps_no_node_alive(stage):
     assert "export failed" in str(outcome.error)
     assert stage.im.radls == {}
     assert stage.tools.ledger.get(RUN).state == "destroyed"
+
+
+# --- offers -----------------------------------------------------------------------------------
+
+FULL = "An error occurred (InsufficientInstanceCapacity) when calling the RunInstances operation"
+FORBIDDEN = "(UnauthorizedOperation) when calling the RunInstances operation: You are not"
+FAILED_STATE = State("failed", {})
+UP = State("configured", dict.fromkeys("012", "configured"))
+
+
+def with_offers(stage, monkeypatch, *prices: float | None) -> None:
+    """A job on aws with one offer for each price of an hour, region r-1 and on."""
+    regions = [f"eu-west-{n}" for n in range(1, len(prices) + 1)]
+    given = {"cloud": "aws", "bucket": "my-models"}
+    jobs = []
+    for region, price in zip(regions, prices, strict=True):
+        spec, profile = load_job(None, {**given, "region": region}, {})
+        basis = replace(BASIS, per_hour=price, budget=None, train_s=None, end_s=None)
+        place = Place({"region": region})
+        jobs.append(Job(spec, profile, place=place, basis=basis if price else None))
+    stage.ready = replace(stage.ready, job=replace(jobs[0], others=tuple(jobs[1:])))
+    monkeypatch.setattr(module, "_image", lambda job, *_: f"aws://{job.place.region}/ami-1")
+
+
+def causes(outcome) -> list[str | None]:
+    return [attempt["cause"] for attempt in outcome.document["attempts"]]
+
+
+def test_an_offer_without_room_is_gone_before_the_next_is_tried(stage, monkeypatch):
+    with_offers(stage, monkeypatch, 1.0, 2.0)
+    stage.im.states = {"infra-0": [FAILED_STATE], "infra-1": [UP]}
+    stage.im.text = f"All VMs failed. No contextualize.\n{FULL}: no g5.xlarge"
+    created: list[str] = []
+    create = stage.im.create
+
+    def watched(radl):
+        created.append(radl)
+        assert stage.im.infrastructures() == [], "what another offer made has to be gone"
+        identity = create(radl)
+        return identity if identity == "infra-0" and len(created) == 1 else rename(identity)
+
+    def rename(identity):
+        stage.im.radls["infra-1"] = stage.im.radls.pop(identity)
+        stage.im.text = ""
+        return "infra-1"
+
+    stage.im.create = watched
+    outcome = run(stage)
+    assert outcome.error is None
+    assert causes(outcome) == ["capacity", None]
+    first, second = outcome.document["attempts"]
+    assert FULL in first["message"] and (first["price_per_hour"], first["ok"]) == (1.0, False)
+    assert second["ok"] and second["offer"].startswith("eu-west-2")
+    assert "aws://eu-west-2/ami-1" in created[1] and f"mayfly-run={RUN}" in created[1]
+    assert any("eu-west-1" in line and "capacity" in line for line in stage.display.lines)
+    journal = [(e.action, e.outcome) for e in stage.tools.ledger.journal(RUN)]
+    assert journal[:6] == [
+        ("offer", "failed"),
+        ("create", "done"),
+        ("destroy", "done"),
+        ("offer", "done"),
+        ("create", "done"),
+        ("destroy", "done"),
+    ]
+    assert stage.tools.ledger.get(RUN).cost["per_hour"] == 2.0
+
+
+def test_no_permission_stops_and_names_it(stage, monkeypatch):
+    with_offers(stage, monkeypatch, 1.0, 2.0)
+    stage.im.states = {"infra-0": [FAILED_STATE]}
+    stage.im.text = FORBIDDEN
+    outcome = run(stage)
+    assert causes(outcome) == ["permission"]
+    assert "the keys need RunInstances" in outcome.document["error"]["message"]
+    assert stage.im.radls == {}
+
+
+def test_a_node_that_failed_alone_tells_why(stage, monkeypatch):
+    with_offers(stage, monkeypatch, 1.0)
+    stage.im.states = {"infra-0": [State("failed", {"0": "running", "1": "failed"})]}
+    stage.im.node_texts = {"1": "(VcpuLimitExceeded) You have requested more vCPU capacity"}
+    outcome = run(stage)
+    assert causes(outcome) == ["quota"]
+    assert "VcpuLimitExceeded" in str(outcome.error) and "higher quota" in str(outcome.error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "made"), [(None, 1), (False, 1), (True, 2)], ids=["nobody", "no", "yes"]
+)
+def test_an_offer_that_became_dearer_needs_an_answer(stage, monkeypatch, answer, made):
+    with_offers(stage, monkeypatch, 1.0, 2.0)
+    stage.im.states = {"infra-0": [FAILED_STATE]}
+    stage.im.text = FULL
+    asked: list[str] = []
+
+    def ask(question):
+        asked.append(question)
+        return answer
+
+    stage.tools = replace(
+        stage.tools,
+        price_now=lambda job: replace(job.basis, per_hour=2.5),
+        ask=None if answer is None else ask,
+    )
+    outcome = run(stage)
+    tried = outcome.document["attempts"]
+    assert len([a for a in tried if a["cause"] == "capacity"]) == made
+    assert any("dearer than the plan said" in str(a["message"]) for a in tried) == (made == 1)
+    assert stage.im.radls == {}
+    assert all("costs 2.500 USD an hour, not 2.000" in question for question in asked)
+
+
+def test_an_offer_that_the_budget_no_longer_allows_is_passed_over(stage, monkeypatch):
+    with_offers(stage, monkeypatch, 1.0, 2.0)
+    stage.im.states = {"infra-0": [FAILED_STATE]}
+    stage.im.text = FULL
+
+    def too_dear(job):
+        raise OverBudget("limits.budget is 1 USD, and the run costs 2.00 USD at least")
+
+    stage.tools = replace(stage.tools, price_now=too_dear)
+    outcome = run(stage)
+    assert causes(outcome) == ["capacity", "other"]
+    assert "limits.budget is 1 USD" in outcome.document["attempts"][1]["message"]

@@ -14,7 +14,7 @@ from mayfly.ledger import Entry, Record
 from mayfly.meter import cost_of
 from mayfly.node_types import Nodes
 from mayfly.spec import Budget
-from mayfly.spending import Basis, cost_document, describe, lifetime_s, make_basis, remaining
+from mayfly.spending import Basis, after, cost_document, describe, lifetime_s, make_basis, remaining
 from mayfly.watch import Status
 
 HOURS = Interval(0.5, 4.0)
@@ -48,6 +48,14 @@ def test_a_budget_that_leaves_no_time_to_train_is_refused():
         basis(dollars(0.62))
     assert "allow 0.63 USD or more" in str(refused.value)
     assert basis(dollars(0.64)).train_s > 300
+
+
+def test_what_other_offers_have_cost_is_part_of_the_budget():
+    made = after(basis(dollars(1.5)), 0.25)
+    assert made.end_s == 5400
+    assert cost_document(made, 3600, None)["spent"] == 0.75
+    with pytest.raises(UserError, match="no time to train"):
+        after(basis(dollars(1.5)), 0.9)
 
 
 def test_without_a_budget_and_without_a_price_nothing_is_capped():
