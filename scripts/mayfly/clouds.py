@@ -165,6 +165,13 @@ class CloudProfile(_Model):
     bucket, by an expiring URL) or `galaxy` (the released version)."""
     bucket: str | None = None
     """Bucket for data and models when none is given."""
+    first_boot: Literal["cloud-config", "script"] | None = None
+    """What IM gives a node to do at its first boot, which is how its dead-man timer is armed before
+    anything is installed: cloud-init's configuration, or a script. None: nothing."""
+    off_costs: str | None = None
+    """What a node still costs that has powered itself off; None: it is gone, or costs nothing."""
+    off_is_gone: bool = False
+    """A node that our own IM made is gone once it is off, whatever `off_costs` says."""
     creates: tuple[Resource, ...] = ()
     """What a run makes there."""
     quirks: tuple[str, ...] = ()

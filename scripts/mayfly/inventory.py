@@ -21,8 +21,6 @@ from mayfly.role_vars import role_vars
 from mayfly.run import Run
 from mayfly.spec import CHECKOUT, ClusterSpec
 
-# A timer that powers off rented nodes is no use to those who own them: ten years.
-NEVER_S = 10 * 365 * 24 * 3600
 _KEYS = {
     inputs.S3_ACCESS_KEY_ID: "AWS_ACCESS_KEY_ID",
     inputs.S3_SECRET_ACCESS_KEY: "AWS_SECRET_ACCESS_KEY",
@@ -86,7 +84,9 @@ def with_hosts(spec: ClusterSpec, hosts: Hosts) -> tuple[ClusterSpec, list[str]]
 
 def variables(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     """Return the roles' variables; keys are looked up in the environment of ansible-playbook."""
-    values = {**role_vars(spec, run), "deadman_max_s": NEVER_S, "deadman_linger_s": NEVER_S}
+    timed = role_vars(spec, run).items()
+    values = {name: value for name, value in timed if not name.startswith("deadman_")}
+    values["deadman_enabled"] = False  # the machines are there for others, too
     lookups = {
         inputs.placeholder(name): f"{{{{ lookup('ansible.builtin.env', '{variable}') }}}}"
         for name, variable in _KEYS.items()

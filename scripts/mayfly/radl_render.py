@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from mayfly import inputs
+from mayfly import first_boot, inputs
 from mayfly.clouds import CloudProfile
 from mayfly.errors import MayflyError
 from mayfly.node_types import Nodes, plan_nodes
@@ -73,6 +73,7 @@ def context(
         "networks": {"public": spec.network.public, "private": spec.network.private}
         if profile.networks
         else {"public": None, "private": None},
+        "boot": first_boot.recipe(profile, run.end_s),
         "systems": [_system(nodes, spec, profile, run) for nodes in plan_nodes(spec, profile)],
         "blocks": [
             {

@@ -16,6 +16,9 @@ from mayfly.spec import JUICEFS, ClusterSpec, parse_git, split_s3_uri
 
 # A run that takes as long as it may still needs its nodes for what comes before and after.
 MARGIN_S = 1800
+# Between the timer and the first sign of life of a task lies all that IM's contextualization does,
+# which it ends after two hours.
+SILENCE_S = 7200 + 600
 LEAST_S = 60  # what role deadman accepts
 
 
@@ -51,6 +54,7 @@ def _deadman(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         "deadman_run": run.id,
         "deadman_max_s": longest,
         "deadman_linger_s": longest if run.keep else min(longest, spec.limits.idle),
+        "deadman_silence_s": longest if run.keep else min(longest, SILENCE_S),
     }
 
 

@@ -22,6 +22,8 @@ from mayfly.prices import PriceList
 from mayfly.spending import describe
 from mayfly.watch import Status
 
+OFF = ("off", "stopped")  # IM's words for a node that is powered off
+
 
 def run_document(record: Record) -> dict[str, Any]:
     """Return what `ls` says of a run."""
@@ -74,8 +76,20 @@ def status_document(
         "nodes": dict(nodes),
         "preprocessing": preprocessing or None,
         "cost": dict(cost) if cost else None,
+        "notices": _off_notices(record, nodes),
         "status": status.raw if status else None,
     }
+
+
+def _off_notices(record: Record, nodes: Mapping[str, str]) -> list[str]:
+    """What nodes still cost that have powered themselves off, where that does not end them."""
+    off = [name for name, state in sorted(nodes.items()) if state in OFF]
+    profile = load_cloud(record.cloud)
+    gone = profile.off_is_gone and record.im is None
+    if not off or profile.off_costs is None or gone:
+        return []
+    costs = f"powered off, and on {profile.title} that still costs {profile.off_costs}"
+    return [f"{', '.join(off)}: {costs}: `mayfly destroy {record.run}`"]
 
 
 def status_table(document: Mapping[str, Any], status: Status | None) -> Table:
@@ -90,6 +104,8 @@ def status_table(document: Mapping[str, Any], status: Status | None) -> Table:
         table.add_row("cost", describe(document["cost"]))
     for node, state in document["nodes"].items():
         table.add_row(node, state)
+    for notice in document["notices"]:
+        table.add_row("note", notice)
     if status is not None:
         table.add_row("reports", f"{status.state} ({status.updated})")
         table.add_row("progress", status.line())

@@ -258,7 +258,8 @@ def im_python() -> Path:
 def test_im_merges_every_block_as_we_think(case: Case, im_python: Path):
     """By IM's own merge_recipes."""
     radl = parse_radl(case.render())
-    texts = {c.name: c.recipes for c in radl.configures}
+    played = recipes(radl)
+    texts = {c.name: c.recipes for c in radl.configures if c.name in played}
     program = (
         "import json, sys; from IM.ansible_utils import merge_recipes; "
         "header, texts = json.load(sys.stdin); "
@@ -273,7 +274,45 @@ def test_im_merges_every_block_as_we_think(case: Case, im_python: Path):
     )
     assert done.returncode == 0, done.stderr
     merged = {name: yaml.safe_load(text) for name, text in json.loads(done.stdout).items()}
-    assert merged == {name: with_im_header(plays) for name, plays in recipes(radl).items()}
+    assert merged == {name: with_im_header(plays) for name, plays in played.items()}
+
+
+def test_im_gives_nodes_a_timer_at_their_first_boot(im_python: Path):
+    """By IM's own function, for the system that a connector is asked to launch."""
+    program = (
+        "import json, sys; from radl.radl_parse import parse_radl; "
+        "from IM.connectors.CloudConnector import CloudConnector as C; "
+        "found = {}\n"
+        "for name, text in json.load(sys.stdin).items():\n"
+        "    radl = parse_radl(text)\n"
+        "    for system in list(radl.systems):\n"
+        "        one = radl.clone()\n"
+        "        one.systems = [s for s in one.systems if s.name == system.name]\n"
+        "        made = C(None, None).get_cloud_init_data(one, None, 'ssh-rsa KEY', 'admin')\n"
+        "        found[f'{name} {system.name}'] = made\n"
+        "print(json.dumps(found))"
+    )
+    done = subprocess.run(
+        [im_python, "-c", program],
+        input=json.dumps({c.name: c.render() for c in CASES if "_" not in c.name}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    timer = "systemd-run --unit=mayfly-boot-deadman --on-active=3600 systemctl poweroff"
+    for cloud in ("aws", "azure", "openstack", "egi"):
+        for group in ("ps", "worker"):
+            made = found[f"{cloud} {group}"]
+            assert made.startswith("#cloud-config\n")
+            content = yaml.safe_load(made)
+            ((shell, option, command),) = content["bootcmd"]
+            assert (shell, option, command.endswith(timer)) == ("sh", "-c", True)
+            assert content["users"][0]["ssh-authorized-keys"] == ["ssh-rsa KEY"]
+    assert found["gcp worker"].startswith("#!/bin/sh\ntest -e ") and timer in found["gcp worker"]
+    for cloud in ("local", "opennebula"):
+        assert timer not in (found[f"{cloud} worker"] or "")
 
 
 IMAGES = {
@@ -333,5 +372,6 @@ def with_im_header(plays: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def recipes(radl: Any) -> dict[str, list[dict[str, Any]]]:
-    """The plays of each configure block."""
-    return {c.name: yaml.safe_load(c.recipes) for c in radl.configures}
+    """The plays of each configure block that Ansible gets."""
+    played = {c.configure for c in radl.contextualize.items.values() if not c.ctxt_tool}
+    return {c.name: yaml.safe_load(c.recipes) for c in radl.configures if c.name in played}

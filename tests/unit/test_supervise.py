@@ -47,6 +47,7 @@ def supervisor(tmp_path, board, task, program, grace=0.3, **changes):
         state_dir=tmp_path / "state",
         log_dir=tmp_path / "log",
         ended_file=tmp_path / "ended",
+        alive_file=tmp_path / "alive",
         overtime=0.0,
     )
     return Supervisor(cluster_running(script, **changes), parse_task(task), board, made)
@@ -338,6 +339,15 @@ def test_the_end_of_the_run_is_noted_on_the_node(tmp_path, board, marker):
     board.write(marker, b"{}")
     thread.join(30)
     assert json.loads((tmp_path / "ended").read_text())["run"] == cluster().run
+
+
+def test_a_task_that_runs_keeps_its_node_alive(tmp_path, board):
+    thread, _ = in_background(subject := supervisor(tmp_path, board, "worker-0", SLEEP))
+    wait_until(lambda: (tmp_path / "alive").exists())
+    os.utime(tmp_path / "alive", (0, 0))
+    wait_until(lambda: (tmp_path / "alive").stat().st_mtime > 0)
+    subject.stop()
+    thread.join(30)
 
 
 def test_the_chiefs_success_does_not_end_the_run_on_its_node(tmp_path, board):

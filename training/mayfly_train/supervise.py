@@ -44,6 +44,8 @@ POLL_S = 0.5
 STATE_DIR = Path("/var/lib/mayfly/tasks")
 # When the run is over for this node; the node's dead-man timer counts from it.
 ENDED_FILE = Path("/var/lib/mayfly/ended")
+# Touched while the run goes on here; the timer powers a node off that has long been silent.
+ALIVE_FILE = Path("/var/lib/mayfly/alive")
 
 # Exit codes; the unit does not restart after the last three.
 OK, CHILD_FAILED, BAD_COMMAND, TOO_LONG, GIVE_UP = 0, 1, 2, 3, 4
@@ -79,6 +81,7 @@ class Settings:
     hung: float = HUNG_S
     state_dir: Path = STATE_DIR
     ended_file: Path = ENDED_FILE
+    alive_file: Path = ALIVE_FILE
     log_dir: Path = markers.LOG_DIR
 
 
@@ -252,6 +255,8 @@ class Supervisor:
     # --- what others see ---
 
     def _heartbeat(self, state: str, exit_code: int | None = None) -> None:
+        with contextlib.suppress(OSError):
+            self.settings.alive_file.touch()
         document = {
             "version": 1,
             "task": str(self.task),
