@@ -53,8 +53,9 @@ from mayfly_train.errors import NodeError
 
 # Nodes report every few seconds; a whole epoch of evaluation is shorter than this.
 SILENCE_S = 150.0
-# Nodes end an idle run themselves; this is how much later it ends when they do not.
-IDLE_MARGIN_S = 300.0
+# Nodes end an idle run themselves, the start of which may take this long anyway; and this is how
+# much later it ends when they do not.
+START_S, IDLE_MARGIN_S = 900.0, 300.0
 
 
 @dataclass(frozen=True)
@@ -463,7 +464,7 @@ def _keep_messages(ready: Ready, infrastructure: str, tools: Tools) -> None:
 
 
 def _train(ready: Ready, infrastructure: str, tools: Tools, phases: Phases, meter: Meter) -> Status:
-    idle = ready.job.spec.limits.idle + IDLE_MARGIN_S
+    idle = max(ready.job.spec.limits.idle, START_S) + IDLE_MARGIN_S
     watched = export.Watched(
         ready.run.id,
         ready.uri,

@@ -252,6 +252,17 @@ def test_a_run_without_steps_is_stopped_once_it_is_idle():
     assert advance(state, both, replace(run, idle_s=0), 32, LIMITS).phase == TRAINING
 
 
+def test_a_start_that_takes_long_is_not_idle():
+    run = replace(torch_run(), idle_s=30)
+    silent = seen(beat("chief-0"), beat("worker-0"))
+    assert advance(NEW, silent, run, LIMITS.start, LIMITS).phase == STARTING
+    late = advance(NEW, silent, run, LIMITS.start + 1, LIMITS)
+    assert (late.phase, late.stop.reason) == (STOPPING, "idle")
+    estimator = cluster(idle_s=30)
+    assert advance(NEW, seen(beat("chief-0")), estimator, 99, LIMITS).phase == STARTING
+    assert advance(NEW, seen(beat("chief-0")), estimator, 101, LIMITS).phase == FAILED
+
+
 STOPPED_AT_10 = replace(NEW, phase=STOPPING, step=7, stop=Stop("budget", "no money", 10.0))
 
 
@@ -260,6 +271,11 @@ def test_a_run_that_is_being_stopped_waits_for_the_chief_and_not_for_ever():
     saved = step(STOPPED_AT_10, seen(beat("chief-0", step=8), stopped=True), 12)
     assert (saved.phase, saved.ended, saved.step) == (EXPORTING, 12, 8)
     assert step(STOPPED_AT_10, seen(), 31).phase == EXPORTING
+
+
+def test_what_is_being_stopped_survives_its_coordinator():
+    state = replace(STOPPED_AT_10, born=3.0)
+    assert parse_state(json.loads(json.dumps(dump_state(state)))) == state
 
 
 def test_tasks_that_fail_while_a_run_is_stopped_change_nothing():

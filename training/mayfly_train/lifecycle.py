@@ -174,7 +174,7 @@ def advance(state: RunState, seen: Seen, cluster: Cluster, now: float, limits: L
     if seen.done:
         return _trained(state, seen, cluster, now, limits)
     failed = _lost_for_good(state, seen, cluster, now, limits)
-    stop = _limit(state, cluster, now)
+    stop = _limit(state, cluster, now, limits)
     if failed is None and stop is not None:
         return replace(state, phase=STOPPING, stop=stop)
     overdue = failed or _overdue(state, seen, cluster, now, limits)
@@ -196,15 +196,23 @@ def _trained(state: RunState, seen: Seen, cluster: Cluster, now: float, limits: 
     )
     waited = now - (state.trained or now)
     gone = _silent(state, EVALUATOR_TASK, seen, now) > limits.stall
-    late = waited > limits.evaluator or _limit(state, cluster, now) is not None
+    late = waited > limits.evaluator or _limit(state, cluster, now, limits) is not None
     if evaluated or gone or late:
         return replace(state, phase=EXPORTING, ended=now)
     return state
 
 
-def _limit(state: RunState, cluster: Cluster, now: float) -> Stop | None:
-    """The job's limit that is reached; once the chief has trained, no step is waited for."""
-    stepped = now if state.trained else state.stepped
+def _limit(state: RunState, cluster: Cluster, now: float, limits: Limits) -> Stop | None:
+    """The job's limit that is reached.
+
+    Nobody is idle once the chief has trained, nor before the first step: where all programs tell
+    theirs, `_overdue` judges the start, and others have at least as long for theirs.
+    """
+    stepped = state.stepped
+    if state.trained or (state.step is None and cluster.engine in TELL_STEPS):
+        stepped = now
+    elif state.step is None:
+        stepped += max(0.0, limits.start - cluster.idle_s)
     return caps.reached(cluster, caps.Times(state.born, state.started, stepped), now)
 
 

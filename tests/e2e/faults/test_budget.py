@@ -6,11 +6,25 @@ import json
 import time
 
 import pytest
+from machine import mayfly
 
 from mayfly_train import s3
 from mayfly_train.verify import verify_s3
 
 FOR_EVER = 1_000_000  # steps
+# An hour of three nodes at this price is 108 USD, so the budget pays for 16 minutes: 6 of them are
+# for making the nodes and for training, 10 are kept for export and destroy.
+PRICES = """
+cloud: local
+currency: USD
+date: 2026-11-01
+source: made up, to see a budget at work
+other: {hour: 36}
+disk_gb_month: 0
+address_hour: 0
+transfer_gb: 0
+"""
+BUDGET = 28.8
 LIMIT_S = 90  # from the start of training
 END_S = LIMIT_S + 180  # the chief saves, and the model is uploaded
 
@@ -59,3 +73,25 @@ def test_a_run_without_a_step_is_idle(lab):
     print(f"idle: {status['stopped_because']}")
     assert (status["state"], status["reason"]) == ("stopped", "idle")
     verify_s3(lab.bucket, s3.parse_uri(run.uri))
+
+
+@pytest.mark.slow
+def test_a_budget_ends_a_whole_run(platform, bucket, tmp_path):
+    prices = tmp_path / "prices.yml"
+    prices.write_text(PRICES)
+    outcome = mayfly(
+        *("deploy", "--cloud", "local", "--workers", "2", "--name", "budget", "--json"),
+        *("--steps", str(FOR_EVER), "--prices", str(prices), "--budget", f"{BUDGET} USD"),
+    )
+    document = outcome.document
+    assert outcome.code == 3, outcome.messages[-3000:]
+    assert (document["ok"], document["reason"], document["leftovers"]) == (False, "budget", 0)
+    assert 0 < document["global_step"] < FOR_EVER
+    cost = document["cost"]
+    assert (cost["budget"], cost["currency"]) == (BUDGET, "USD")
+    assert BUDGET / 3 < cost["spent"] == cost["forecast"] < BUDGET
+    verify_s3(bucket, s3.parse_uri(document["model_uri"].rpartition("/model")[0]))
+    told = mayfly("status", document["run"], "--json").document
+    assert (told["outcome"], told["cost"]["budget"]) == ("stopped", BUDGET)
+    # The ledger counts from its own entries, a moment after the process did.
+    assert abs(told["cost"]["spent"] - cost["spent"]) < BUDGET / 10
