@@ -289,7 +289,7 @@ def _work(ready: Ready, tools: Tools, phases: Phases, course: Course) -> Status:
 def _make_nodes(ready: Ready, tools: Tools, course: Course, report: Report) -> tuple[Ready, str]:
     """Try the job's offers until one has room; what another has made is gone before the next.
 
-    Returns the run as it was made. Raises NotMade when no further offer can help.
+    Returns the run as it was made. Raises NotMade, or what IM said, when no offer can help.
     """
     jobs = (ready.job, *ready.job.others)
     pools = [pool(job.target) for job in jobs]
@@ -306,15 +306,15 @@ def _make_nodes(ready: Ready, tools: Tools, course: Course, report: Report) -> t
         destroyer.destroy(tools.ledger.get(ready.run.id), lambda text: report(text, None))
         tools.ledger.set_infrastructure(ready.run.id, None)
         while (changed := _with_offer(ready, jobs[at], tools, course)) is None:
-            later = next_offer(Cause.CAPACITY, at, pools, used_up)
+            later = next_offer(Cause.PRICE, at, pools, used_up)
             if later is None:
-                raise NotMade(Cause.OTHER, course.attempts[-1].message or "")
+                raise NotMade(Cause.PRICE, course.attempts[-1].message or "")
             at = later
         ready = changed
 
 
 def _try(ready: Ready, tools: Tools, course: Course, report: Report) -> str:
-    """Make one offer's nodes and return the infrastructure. Raises NotMade."""
+    """Make one offer's nodes and return the infrastructure. Raises NotMade for a known cause."""
     job, run, im = ready.job, ready.run.id, ready.services.im
     tools.ledger.set_state(run, "creating")
     course.meter.begin()
@@ -330,8 +330,8 @@ def _try(ready: Ready, tools: Tools, course: Course, report: Report) -> str:
             cause = classify(text)
             course.tried(job, cause, telling_line(tools.display.redact(text)))
             tools.display.say(course.attempts[-1].line())
-            if not job.others and len(course.attempts) == 1 and cause is Cause.OTHER:
-                raise  # its own words are better than ours
+            if cause is Cause.OTHER:
+                raise  # its own words are better than ours, and no other offer can help
             raise NotMade(cause, tools.display.redact(text)) from error
     course.tried(job)
     return infrastructure
@@ -353,12 +353,12 @@ def _with_offer(ready: Ready, job: Job, tools: Tools, course: Course) -> Ready |
     try:
         price = _price_now(job, tools)
         if not _agreed(job, price, said, tools):
-            course.tried(job, Cause.OTHER, "dearer than the plan said")
+            course.tried(job, Cause.PRICE, "dearer than the plan said")
             tools.display.say(course.attempts[-1].line())
             return None
         basis = course.meter.switch(price)
     except OverBudget as error:
-        course.tried(job, Cause.OTHER, str(error))
+        course.tried(job, Cause.PRICE, str(error))
         tools.display.say(course.attempts[-1].line())
         return None
     tools.display.say(f"next offer: {said}")

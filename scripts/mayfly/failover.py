@@ -24,6 +24,7 @@ class Cause(StrEnum):
     CAPACITY = "capacity"
     QUOTA = "quota"
     PERMISSION = "permission"
+    PRICE = "price"  # never a provider's word: the offer became dearer than was agreed
     OTHER = "other"
 
 
@@ -138,6 +139,7 @@ class NotMade(RunFailed):
             Cause.CAPACITY: "name further offers in any_of or ordered, or try again later",
             Cause.QUOTA: "ask the provider for a higher quota, or name an offer of another region"
             " or type in any_of",
+            Cause.PRICE: "look at `mayfly plan`, and start the run again",
             Cause.PERMISSION: f"the keys need {missing_permission(text) or 'more rights'};"
             " `mayfly check` says whose they are",
         }

@@ -149,6 +149,7 @@ CASES = [
         },
         cloud="aws",
     ),
+    Case("aws_budget", run={"train_s": 2400, "end_s": 3000}, cloud="aws"),
     Case("gcp", cloud="gcp"),
     Case("azure", cloud="azure"),
     Case("openstack", cloud="openstack"),

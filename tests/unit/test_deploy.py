@@ -513,6 +513,16 @@ def test_no_permission_stops_and_names_it(stage, monkeypatch):
     assert stage.im.radls == {}
 
 
+def test_words_that_are_not_known_stop_and_are_told_as_they_are(stage, monkeypatch):
+    with_offers(stage, monkeypatch, 1.0, 2.0)
+    stage.im.states = {"infra-0": [FAILED_STATE]}
+    stage.im.text = "ERROR: the image ami-1 is of another architecture"
+    outcome = run(stage)
+    assert causes(outcome) == ["other"]
+    assert outcome.document["error"]["kind"] == "RunFailed"
+    assert "another architecture" in outcome.document["error"]["log_tail"][0]
+
+
 def test_a_node_that_failed_alone_tells_why(stage, monkeypatch):
     with_offers(stage, monkeypatch, 1.0)
     stage.im.states = {"infra-0": [State("failed", {"0": "running", "1": "failed"})]}
@@ -558,5 +568,5 @@ def test_an_offer_that_the_budget_no_longer_allows_is_passed_over(stage, monkeyp
 
     stage.tools = replace(stage.tools, price_now=too_dear)
     outcome = run(stage)
-    assert causes(outcome) == ["capacity", "other"]
+    assert causes(outcome) == ["capacity", "price"]
     assert "limits.budget is 1 USD" in outcome.document["attempts"][1]["message"]

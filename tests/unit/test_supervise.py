@@ -350,6 +350,12 @@ def test_a_task_that_runs_keeps_its_node_alive(tmp_path, board):
     thread.join(30)
 
 
+def test_a_task_that_is_done_early_keeps_its_node_until_the_run_may_last(tmp_path, board):
+    assert supervisor(tmp_path, board, "worker-0", "pass", max_duration_s=7200).run() == OK
+    vouched = (tmp_path / "alive").stat().st_mtime - time.time()
+    assert 3600 < vouched <= 7200
+
+
 def test_the_chiefs_success_does_not_end_the_run_on_its_node(tmp_path, board):
     assert supervisor(tmp_path, board, "chief-0", "pass").run() == OK
     assert not (tmp_path / "ended").exists()

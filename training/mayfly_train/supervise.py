@@ -225,7 +225,10 @@ class Supervisor:
         if code == 0:
             if self.task.kind == CHIEF:
                 self._must_write(DONE, {"time": markers.utc_now(), **asdict(self.progress)})
-            return self._finish("succeeded", OK, code)
+            self._finish("succeeded", OK, code)
+            if self.task.kind != CHIEF:
+                self._vouch()
+            return OK
         over = self._names()
         if self._stop.is_set() or FAILED in over or STOPPED in over:
             return self._finish("stopped", OK, code)
@@ -272,6 +275,13 @@ class Supervisor:
             markers.write_json(self.board, f"{self.task}.json", document)
         except NodeError as error:
             self._say(f"heartbeat not written: {error}")
+
+    def _vouch(self) -> None:
+        """Keep the node, whose disk the run may need, though its task was done before the run."""
+        until = self.first_start + self.cluster.max_duration_s
+        with contextlib.suppress(OSError):
+            self.settings.alive_file.touch()
+            os.utime(self.settings.alive_file, (until, until))
 
     def _names(self) -> list[str]:
         try:
