@@ -48,13 +48,15 @@ def share(variables: dict[str, Any], roles: Iterable[str]) -> dict[str, Any]:
 def _deadman(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     """Kept nodes are for the user to look at, so only the longest limit ends them."""
     longest = spec.limits.max_duration + MARGIN_S
-    if run.end_s is not None:
-        longest = min(longest, max(run.end_s, LEAST_S))
+    paid = None if run.end_s is None else max(run.end_s, LEAST_S)
+    longest = longest if paid is None else min(longest, paid)
     return {
         "deadman_run": run.id,
         "deadman_max_s": longest,
         "deadman_linger_s": longest if run.keep else min(longest, spec.limits.idle),
         "deadman_silence_s": longest if run.keep else min(longest, SILENCE_S),
+        # The other limits count from when the timer is armed, which is not when the bill begins.
+        **({"deadman_age_s": paid} if paid else {}),
     }
 
 

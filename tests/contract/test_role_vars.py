@@ -41,7 +41,14 @@ TYPES = {
 def variables(job: str) -> dict[str, Any]:
     spec, _ = load_job(None, {"cloud": "local", **JOBS[job]}, {})
     run = Run(
-        "r-1", "docker://i", "mayfly.training,0.1.0", "http://x:1", "us-east-1", True, train_s=600
+        "r-1",
+        "docker://i",
+        "mayfly.training,0.1.0",
+        "http://x:1",
+        "us-east-1",
+        True,
+        train_s=600,
+        end_s=1200,
     )
     return role_vars(spec, run)
 

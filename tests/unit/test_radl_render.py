@@ -75,6 +75,7 @@ def test_a_budget_stops_training_and_ends_the_nodes():
     assert "trainer_budget_s" not in without
     capped = role_vars(spec, replace(RUN, train_s=600, end_s=1200))
     assert (capped["trainer_budget_s"], capped["deadman_max_s"]) == (600, 1200)
+    assert capped["deadman_age_s"] == 1200 and "deadman_age_s" not in without
     assert capped["deadman_linger_s"] <= 1200 < without["deadman_max_s"]
     ample = role_vars(spec, replace(RUN, train_s=10**6, end_s=10**6 + 600))
     assert ample["deadman_max_s"] == without["deadman_max_s"]
