@@ -24,7 +24,7 @@ from botocore.exceptions import ClientError
 from IM.connectors.EC2 import EC2CloudConnector, InstanceTypeInfo
 from IM.connectors.exceptions import CloudConnectorException, NoAuthData
 
-INFRASTRUCTURE = "mayfly-infrastructure"  # the tag with IM's id; RADL's instance_tags has the run's
+INFRASTRUCTURE = "IM-INFRA-ID"  # IM itself gives this tag to networks; instance_tags has the run's
 # What each call makes. Not images and snapshots: who asks for one wants it to outlive the run.
 MADE_BY = {
     "RunInstances": ("instance", "volume", "network-interface"),

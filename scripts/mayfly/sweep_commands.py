@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -52,6 +53,8 @@ def verify_command(run: Run = None, as_json: Json = False, debug: Debug = False)
         destroyer = _destroyer(record, ledger)
         found = destroyer.prove(record)
         document = destroyer.keep(found)
+        with suppress(RemoteError):
+            destroyer.im.wipe(())  # ends a service of ours that was only started to be asked
     if found.count and record.destroyed:
         ledger.set_state(record.run, "destroying")  # so that destroy takes it up again
     emit(document, proof.lines(document), as_json=as_json)

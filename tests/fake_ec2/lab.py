@@ -37,7 +37,7 @@ IMAGE = "ami-0fa6e0fa6e0fa6e01"
 BUCKET = "fake-models"
 KEY_ID = "FAKEKEYOFTHETESTS"
 FOREIGN = "im-5e1f0000-aaaa-bbbb-cccc-0123456789ab"  # a group's name, as IM would give it
-COMMAND_S = 300
+COMMAND_S = 900
 GONE = ("terminated", "shutting-down")
 PRICES = {
     "format": 1, "cloud": "aws", "region": REGION, "currency": "USD", "date": "2026-11-01",
@@ -336,7 +336,7 @@ class Lab:
                         yield path
 
     @staticmethod
-    def wait(what: Callable[[], bool], whose: str, patience_s: float = 180) -> None:
+    def wait(what: Callable[[], bool], whose: str, patience_s: float = 600) -> None:
         deadline = time.monotonic() + patience_s
         while not what():
             if time.monotonic() > deadline:

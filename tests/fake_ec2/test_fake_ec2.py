@@ -22,7 +22,7 @@ def assert_marked(outcome: Outcome, **counts: int) -> None:
     marks = outcome.told["marks"]
     wanted = {
         "mayfly-run": marks["run"].run,
-        "mayfly-infrastructure": marks["run"].infrastructure,
+        "IM-INFRA-ID": marks["run"].infrastructure,
     }
     for kind, count in counts.items():
         tags = marks["tags"][kind.replace("_", " ")]

@@ -15,7 +15,7 @@ from moto import mock_aws
 SOURCE = Path(__file__).parents[2] / "scripts/im_connectors/MayflyEC2.py"
 REGION = "eu-west-1"
 RUN = {"Key": "mayfly-run", "Value": "one"}
-INFRASTRUCTURE = {"Key": "mayfly-infrastructure", "Value": "inf-1"}
+INFRASTRUCTURE = {"Key": "IM-INFRA-ID", "Value": "inf-1"}
 
 
 class FakeConnector:
