@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev lint test test-unit test-molecule test-ec2 test-e2e test-all bench bench-staging bench-input bench-scaling \
         bench-deploy bench-memory bench-ddp bench-engines bench-launchers bench-preprocess bench-killpoints soak docs docs-check \
-        goldens build check plan deploy status destroy local-up local-down local-status clean
+        goldens build check plan deploy status destroy verify-clean gc local-up local-down local-status clean
 
 BIN := .venv/bin
 # Make variables become flags, so they win over the job file and the environment.
@@ -40,6 +40,12 @@ status: setup ## Show the latest run, or RUN=<id>
 
 destroy: setup ## Destroy the latest run's nodes, or RUN=<id>
 	@$(BIN)/mayfly destroy $(RUN) $(filter --json,$(SWITCHES))
+
+verify-clean: setup ## Prove that nothing of the latest run is left, or of RUN=<id>
+	@$(BIN)/mayfly verify-clean $(RUN) $(filter --json,$(SWITCHES))
+
+gc: setup ## Find leftovers of any run on CLOUD=aws or openstack, and remove them (asks, or YES=1)
+	@$(BIN)/mayfly gc $(call flag,CLOUD,cloud) $(call flag,REGION,region) $(filter --json --yes,$(SWITCHES))
 
 local-up: setup ## Start what CLOUD=local needs: Docker Engine, node image, S3 server, IM service
 	@$(BIN)/mayfly local up $(filter --json,$(SWITCHES))

@@ -288,8 +288,8 @@ class Choice(Model):
     """Availability zone in it."""
     instance: ChoiceTypes = ChoiceTypes()
     """Instance types by group."""
-    spot: bool | None = None
-    """Whether the workers are interruptible."""
+    spot: bool | Literal["prefer"] | None = None
+    """Whether the workers are interruptible, as in `nodes.worker.spot`."""
 
 
 class Network(Model):
