@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,7 @@ SIDE_BY_SIDE = int(os.environ.get("MAYFLY_FAKE_LABS", "3"))
 def labs(request, tmp_path_factory) -> Iterator[Labs]:
     assert is_alone(), "these tests want a network without a way out: make test-ec2"
     assert shutil.which("ssh"), "IM needs ssh"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the labs are closed
     wanted = {
         str(mark.args[0]): mark.args[1]
         for item in request.session.items

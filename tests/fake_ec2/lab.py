@@ -67,6 +67,8 @@ class Lab:
         self.proxy = FaultProxy(self.port)
         self.number = 0  # of the state directory
         self.said = ""
+        self.closed = False
+        self.commands: list[subprocess.Popen[str]] = []
         self.foreign: dict[str, set[str]] = {}
 
     def _write_files(self) -> None:
@@ -103,6 +105,11 @@ class Lab:
         return True
 
     def close(self) -> None:
+        """End all that was started here, commands that a case had no time to wait for, too."""
+        self.closed = True
+        for command in self.commands:
+            command.kill()
+            command.wait()
         self.stop_im()
         self.proxy.close()
         self.server.terminate()
@@ -240,7 +247,9 @@ class Lab:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a mayfly command, as a user would."""
-        return subprocess.Popen(
+        if self.closed:
+            raise RuntimeError("the lab is closed")
+        command = subprocess.Popen(
             [sys.executable, "-m", "mayfly.cli", *words, "--json"],
             env=self.environ(),
             cwd=self.directory,
@@ -248,6 +257,8 @@ class Lab:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.commands.append(command)
+        return command
 
     def deploy(self, *words: str) -> subprocess.Popen[str]:
         """Start a deploy of one ps and two workers."""

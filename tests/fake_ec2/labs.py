@@ -38,6 +38,7 @@ class Labs:
             self.free.put(lab)
 
     def close(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
+        """End everything at once: cases that are still played fail, which nobody waits for."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
         for lab in self.every:
             lab.close()
