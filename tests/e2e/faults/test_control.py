@@ -23,10 +23,15 @@ import testenv
 from faults.test_export import MAY_WRITE, identity
 from mayfly.ledger import Ledger, Record
 
-pytestmark = pytest.mark.slow
 LIMIT_S = 180
 ONE_RUN_S = 600
+SLOW = pytest.mark.slow
 PHASES = ("preparing", "creating", "configuring", "training", "exporting", "destroying")
+
+
+def quick(one: str, *states: str) -> list:
+    """The states to try; but one of them, only where there is time for slow cases."""
+    return [state if state == one else pytest.param(state, marks=SLOW) for state in states]
 
 
 @dataclass
@@ -111,7 +116,7 @@ def kill_im() -> None:
     os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("state", ["creating", "configuring", "destroying"])
+@pytest.mark.parametrize("state", quick("creating", "creating", "configuring", "destroying"))
 def test_the_im_service_killed(deploy, state):
     run = deploy(f"im-{state[:8]}")
     run.reach(state)
@@ -127,7 +132,7 @@ def test_the_im_service_killed(deploy, state):
         assert "IM" in document["error"]["message"]
 
 
-@pytest.mark.parametrize("state", PHASES)
+@pytest.mark.parametrize("state", quick("creating", *PHASES))
 def test_the_control_process_killed(deploy, state):
     run = deploy(f"kill-{state[:8]}")
     run.reach(state)
@@ -141,8 +146,12 @@ def test_the_control_process_killed(deploy, state):
     gone = mayfly("destroy", record.run, "--json")
     print(f"control killed while {state}: destroyed in {time.monotonic() - began:.0f} s")
     assert gone.code == 0
+    proof = mayfly("verify-clean", record.run, "--json")
+    assert (proof.code, proof.document["count"], proof.document["left"]) == (0, 0, [])
+    assert "container" in [each["kind"] for each in proof.document["places"][0]["listed"]]
 
 
+@SLOW
 @pytest.mark.parametrize("state", PHASES[1:])
 def test_ctrl_c(deploy, state):
     run = deploy(f"int-{state[:8]}")
@@ -162,6 +171,7 @@ def test_ctrl_c(deploy, state):
     assert run.record().destroyed
 
 
+@SLOW
 @pytest.mark.parametrize("phase", ["services", "image"])
 def test_ctrl_c_before_anything_is_made(deploy, phase):
     """There is no run yet: nothing to destroy, and nothing in the ledger."""
@@ -176,6 +186,7 @@ def test_ctrl_c_before_anything_is_made(deploy, phase):
     assert run.record() is None
 
 
+@SLOW
 def test_a_second_ctrl_c_leaves_and_says_what_is_left(deploy):
     run = deploy("twice")
     run.reach("configuring")
@@ -190,6 +201,7 @@ def test_a_second_ctrl_c_leaves_and_says_what_is_left(deploy):
     assert mayfly("destroy", record.run, "--json").code == 0
 
 
+@SLOW
 def test_an_export_that_failed_is_taken_up_with_other_keys(deploy):
     may = ["Read:mayfly", "List:mayfly", "Read:mayfly-public", "Write:mayfly-public"]
     may += [f"Write:mayfly/few-*/{name}*" for name in ("job.json", *MAY_WRITE)]
@@ -210,12 +222,14 @@ def test_an_export_that_failed_is_taken_up_with_other_keys(deploy):
     assert (record.state, record.outcome) == ("destroyed", "succeeded")
 
 
+@SLOW
 def test_an_export_of_an_unknown_run_is_refused(platform):
     refused = mayfly("export", "no-such-run", "--json")
     assert refused.code == 2
     assert "unknown run: 'no-such-run'" in refused.messages
 
 
+@SLOW
 def test_two_runs_at_once(deploy):
     first, second = deploy("one"), deploy("two")
     for run in (first, second):
@@ -223,6 +237,7 @@ def test_two_runs_at_once(deploy):
         assert (code, document["ok"], document["leftovers"]) == (0, True, 0)
 
 
+@SLOW
 def test_a_run_left_alone_is_ended_by_its_dead_man_timer(deploy, platform):
     run = deploy("alone", "--set", "limits.idle=40s")
     run.reach("training")
