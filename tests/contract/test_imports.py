@@ -22,7 +22,7 @@ LAYERS = [
     {"steps", "clouds", "run", "inputs", "radl_lint", "ledger", "credentials", "prices"}
     | {"juicefs"}
     | AUTH,
-    {"role_vars", "radl_render", "collection", "im", "im_server"}
+    {"role_vars", "first_boot", "radl_render", "collection", "im", "im_server"}
     | {"node_types", "places", "images"},
     {
         "failover",
