@@ -23,19 +23,21 @@ from mayfly.auth.find import CLOUDS
 from mayfly.cloud_commands import around, clouds_command, prices_app
 from mayfly.clouds import load_cloud, load_job
 from mayfly.console import emit, report_error
-from mayfly.deploy import Job, Tools, deploy, export_again, prepare
-from mayfly.destroy import Destroyer
+from mayfly.deploy import deploy, export_again
+from mayfly.destroy import destroyer_of
 from mayfly.display import Display, Phases, make_display
 from mayfly.dry_run import write as write_artefacts
 from mayfly.errors import UserError
 from mayfly.explain import explain_job
 from mayfly.heat import commands as heat
+from mayfly.job import Job, Tools
 from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
 from mayfly.meter import cost_of
 from mayfly.offer import Offers, Options, make_offer, make_offers
 from mayfly.places import Target
+from mayfly.prepare import prepare
 from mayfly.radl_lint import lint
 from mayfly.redact import Redactor, hide
 from mayfly.report import make_report, render_terminal, write_html
@@ -337,9 +339,7 @@ def destroy(run: Run = None, as_json: Json = False, debug: Debug = False) -> Non
     if not already:
         with make_display(plain=as_json) as display, Phases(display).phase("destroy") as report:
             services = reopen_services(record, os.environ, _say_what_is_new, need_im=False)
-            destroyer = Destroyer(
-                services.im, ledger, services.client, services.traces, services.account
-            )
+            destroyer = destroyer_of(services, ledger)
             found = proof.document(destroyer.destroy(record, lambda text: report(text, None)))
     document = {
         "ok": True,

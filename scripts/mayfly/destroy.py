@@ -19,6 +19,7 @@ from mayfly.errors import RemoteError, UserError
 from mayfly.im import Manager, NoAnswer, SilentManager
 from mayfly.ledger import Entry, Ledger, Record, Step, Unwritable
 from mayfly.run_store import RunStore
+from mayfly.services import Services
 from mayfly.sweep.local import Engine, Traces
 from mayfly.sweep.loop import Journal, Sweeper, Swept
 from mayfly.sweep.proof import Proof, Word, document
@@ -238,6 +239,11 @@ class Destroyer:
             return self.im.state(infrastructure).infrastructure
         except RemoteError:
             return "unknown"  # it may be gone by now; the listing decides
+
+
+def destroyer_of(services: Services, ledger: Ledger) -> Destroyer:
+    """Return what removes a run that has these services."""
+    return Destroyer(services.im, ledger, services.client, services.traces, services.account)
 
 
 def is_fresh(journal: Sequence[Entry], moment: datetime | None = None) -> bool:

@@ -13,8 +13,8 @@ from pathlib import Path
 from mayfly import inventory, planning, prices
 from mayfly.choices import choices, label
 from mayfly.clouds import CloudProfile
-from mayfly.deploy import Job
 from mayfly.errors import OverBudget, UserError
+from mayfly.job import Job
 from mayfly.node_types import Nodes, plan_nodes
 from mayfly.places import Place, Target, find_place, require
 from mayfly.planning import Plan

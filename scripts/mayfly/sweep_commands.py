@@ -18,7 +18,7 @@ import typer
 from mayfly.auth.find import find_credential
 from mayfly.clouds import load_cloud
 from mayfly.console import emit
-from mayfly.destroy import Destroyer
+from mayfly.destroy import Destroyer, destroyer_of
 from mayfly.display import Phases, make_display
 from mayfly.errors import RemoteError, UserError, unknown
 from mayfly.im import SilentManager
@@ -226,7 +226,7 @@ def _destroyer(record: Record, ledger: Ledger) -> Destroyer:
         gone = RemoteError("`mayfly local down` has removed it with all its nodes")
         return Destroyer(SilentManager(gone), ledger, None, platform)
     services = reopen_services(record, os.environ, _say, need_im=False)
-    return Destroyer(services.im, ledger, services.client, services.traces, services.account)
+    return destroyer_of(services, ledger)
 
 
 def _say(text: str) -> None:

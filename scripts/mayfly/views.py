@@ -11,8 +11,8 @@ from rich.table import Table
 
 from mayfly import choices, planning
 from mayfly.clouds import CloudProfile, known_clouds, load_cloud
-from mayfly.deploy import Ready
 from mayfly.display import duration
+from mayfly.job import Ready
 from mayfly.ledger import Record
 from mayfly.local.platform import LocalPlatform
 from mayfly.offer import Offers

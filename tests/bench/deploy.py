@@ -39,14 +39,15 @@ from rich.console import Console
 
 from mayfly import inputs
 from mayfly.clouds import load_job
-from mayfly.deploy import Job, Ready, Tools, prepare
 from mayfly.destroy import Destroyer
 from mayfly.display import Phases, PlainDisplay
 from mayfly.errors import RemoteError
+from mayfly.job import Job, Ready, Tools
 from mayfly.ledger import Ledger
 from mayfly.local import imservice, venvs
 from mayfly.local.docker import Docker
 from mayfly.local.paths import find_paths
+from mayfly.prepare import prepare
 from mayfly.watch import Broken, Pace, Status, wait_for_nodes, wait_until_configured
 
 WAYS = ("ours", "old")

@@ -11,7 +11,7 @@ from mayfly import cli, report
 from mayfly.auth import web
 from mayfly.auth.azure import NAMES as AZURE_NAMES
 from mayfly.credentials import S3Settings
-from mayfly.deploy import Outcome
+from mayfly.ending import Outcome
 from mayfly.errors import RemoteError, RunFailed
 from mayfly.ledger import Ledger
 from mayfly.redact import Secret

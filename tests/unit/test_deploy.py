@@ -9,12 +9,17 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.unit.deploy_fakes import FakeClock, FakeDisplay, FakeIM, FakeTraces
 
+from mayfly import attempts, configuring, ending
 from mayfly import deploy as module
+from mayfly import destroy as destroying
+from mayfly import prepare as preparing
 from mayfly.clouds import load_job
 from mayfly.credentials import S3Settings
-from mayfly.deploy import Job, Ready, Tools, deploy
+from mayfly.deploy import deploy
+from mayfly.display import Phases
 from mayfly.errors import LimitReached, OverBudget, RemoteError, UserError
 from mayfly.im import State
+from mayfly.job import Job, Ready, Tools
 from mayfly.ledger import Ledger
 from mayfly.places import Place
 from mayfly.redact import Secret
@@ -101,7 +106,8 @@ def stage(tmp_path, monkeypatch):
     tools = Tools(Ledger(tmp_path / "ledger.sqlite"), display, {}, tmp_path, tmp_path)
     clock = FakeClock()
     quick = lambda **given: Pace(1.0, 600.0, clock=clock, sleep=clock.sleep)  # noqa: E731
-    monkeypatch.setattr(module, "Pace", quick)
+    for each in (module, attempts, configuring):
+        monkeypatch.setattr(each, "Pace", quick)
     whole = Manifest("model", (Entry("model/saved_model.pb", 5, "0" * 64),), "now")
     monkeypatch.setattr(module.export, "verify_model", lambda client, uri: whole)
     made = Stage(im, store, traces, tools, display, ready)
@@ -236,10 +242,10 @@ def test_what_cannot_be_destroyed_is_a_failure_that_counts_it(stage, monkeypatch
 
     def quick(im, ledger, client, traces, account):
         pace = Pace(1.0, 5.0, clock=clock, sleep=clock.sleep)
-        return module_destroyer(im, ledger, client, traces, account, pace)
+        return real(im, ledger, client, traces, account, pace)
 
-    module_destroyer = module.Destroyer
-    monkeypatch.setattr(module, "Destroyer", quick)
+    real = destroying.Destroyer
+    monkeypatch.setattr(destroying, "Destroyer", quick)
     outcome = run(stage)
     assert outcome.document["ok"] is False
     assert outcome.document["leftovers"] == 1
@@ -258,11 +264,11 @@ def test_preprocessing_is_shown_where_a_job_asks_for_it(stage, monkeypatch):
 
 def test_the_shared_file_system_has_a_password_that_nobody_sees(stage):
     stage.ready = replace(stage.ready, radl=f"{RADL} '@input.store_password@'")
-    module._create(stage.ready, stage.tools)
+    attempts._create(stage.ready, stage.tools)
     password = stage.im.radls["infra-0"].split("'")[-2]
     assert len(password) == 48
     assert password not in stage.display.redact(f"IM says: {password}")
-    module._create(stage.ready, stage.tools)
+    attempts._create(stage.ready, stage.tools)
     assert password not in stage.im.radls["infra-1"], "each run draws its own"
 
 
@@ -276,18 +282,18 @@ def test_a_kept_run_counts_the_file_system_that_it_has_in_the_bucket(stage, clie
     stage.tools.ledger.add(RUN, "local", URI, {"store": "juicefs"})
     stage.tools.ledger.set_infrastructure(RUN, "infra-0")
     stage.traces.left, stage.traces.stuck = ["node-1", "network-1"], True
-    assert module._kept(stage.ready, stage.tools) == 2
+    assert ending.kept(stage.ready, stage.tools) == 2
     client.put_object(Bucket="bucket", Key=f"{RUN}-store/juicefs_uuid", Body=b"x")
-    assert module._kept(stage.ready, stage.tools) == 3
+    assert ending.kept(stage.ready, stage.tools) == 3
 
 
 def test_staging_is_not_counted_twice(stage):
     """Contextualization is reported without the staging that happens inside it."""
-    phases = module.Phases(stage.display)
+    phases = Phases(stage.display)
     phases.seconds["contextualization"] = 100.0
-    module._split_staging(phases, 30.0)
+    configuring._split_staging(phases, 30.0)
     assert (phases.seconds["contextualization"], phases.seconds["staging"]) == (70.0, 30.0)
-    module._split_staging(phases, 40.0)
+    configuring._split_staging(phases, 40.0)
     assert (phases.seconds["contextualization"], phases.seconds["staging"]) == (60.0, 40.0)
 
 
@@ -357,7 +363,7 @@ def test_where_a_run_is_to_be_is_written_before_anything_is_made(stage):
         services=replace(stage.ready.services, account=FakeAccount()),
     )
     stage.store.write_job = lambda spec: None
-    module._register(stage.ready, stage.tools)
+    preparing.register(stage.ready, stage.tools)
     (place,) = stage.tools.ledger.places(RUN)
     assert (place.region, place.account) == ("eu-west-1", "123456789012")
     assert stage.im.radls == {}
@@ -457,7 +463,7 @@ def with_offers(stage, monkeypatch, *prices: float | None) -> None:
         place = Place({"region": region})
         jobs.append(Job(spec, profile, place=place, basis=basis if price else None))
     stage.ready = replace(stage.ready, job=replace(jobs[0], others=tuple(jobs[1:])))
-    monkeypatch.setattr(module, "_image", lambda job, *_: f"aws://{job.place.region}/ami-1")
+    monkeypatch.setattr(attempts, "image_of", lambda job, *_: f"aws://{job.place.region}/ami-1")
 
 
 def causes(outcome) -> list[str | None]:

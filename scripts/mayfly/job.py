@@ -1,0 +1,67 @@
+"""What a deployment is given, what it works with, and what it is before anything of it exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mayfly import images
+from mayfly.clouds import CloudProfile
+from mayfly.display import Display
+from mayfly.ledger import Ledger
+from mayfly.places import Place, Target
+from mayfly.run import Run
+from mayfly.run_store import RunStore
+from mayfly.services import Services
+from mayfly.spec import CHECKOUT, ClusterSpec
+from mayfly.spending import Basis
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run and where; complete and valid."""
+
+    spec: ClusterSpec
+    profile: CloudProfile
+    keep: bool = False
+    place: Place = Place()
+    finder: images.Finder | None = None
+    """Who looks up images at the provider, where somebody has to."""
+    basis: Basis | None = None
+    """What its cost is computed from; None where no price is known."""
+    others: tuple[Job, ...] = ()
+    """What to try, in this order, when the provider has no such nodes."""
+
+    @property
+    def target(self) -> Target:
+        """What is made, and where."""
+        return Target(self.spec, self.profile, self.place)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a deployment works with."""
+
+    ledger: Ledger
+    display: Display
+    environ: MutableMapping[str, str]
+    cache: Path
+    build: Path = CHECKOUT / "build"
+    price_now: Callable[[Job], Basis | None] | None = None
+    """Looks the price of an offer up again; raises OverBudget."""
+    ask: Callable[[str], bool] | None = None
+    """Asks the user; None where nobody can answer."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that was checked, and of which nothing exists yet but its record."""
+
+    job: Job
+    run: Run
+    uri: str
+    services: Services
+    store: RunStore
+    radl: str
+    path: Path  # where the RADL was written

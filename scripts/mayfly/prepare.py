@@ -1,0 +1,116 @@
+"""Everything that can be done before a node exists: services, keys, buckets, data, the RADL."""
+
+from __future__ import annotations
+
+from mayfly import collection, data, fashion_mnist, images, juicefs, preflight
+from mayfly.display import Phases
+from mayfly.engines import image_extras
+from mayfly.errors import UserError
+from mayfly.job import Job, Ready, Tools
+from mayfly.radl_render import render, write_radl
+from mayfly.run import Run, new_run_id
+from mayfly.run_store import RunStore
+from mayfly.services import Services, local_image, open_services
+from mayfly.spec import CHECKOUT, ClusterSpec
+from mayfly.steps import GROUPS, load_stages
+
+
+def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
+    """Start what the cloud needs, check keys, buckets and data, and render the RADL.
+
+    Raises an error for everything that is known to be wrong now.
+    """
+    spec, display = job.spec, tools.display
+    require_deployable(job)
+    with phases.phase("services"):
+        services = open_services(spec.cloud, tools.environ, display.say)
+    display.redact = display.redact.knowing(services.secrets)
+    preflight.check_bucket(services.client, str(spec.model.destination))
+    preflight.check_store(spec.store, services.s3.endpoint, local=services.platform is not None)
+    _provide_data(job, tools, services, phases)
+    dataset = preflight.check_dataset(services.client, spec.data.source)
+    preflight.check_preprocess(spec, dataset)
+    display.say(f"data: {dataset.uri}, {dataset.describe()}")
+    with phases.phase("image"):
+        image = image_of(job, services, tools)
+    with phases.phase("collection"):
+        run = _new_run(job, tools, services, image)
+    uri = run.uri(spec)
+    radl = render(spec, job.profile, run, load_stages())
+    path = tools.build / f"{run.id}.radl"
+    write_radl(radl, path)
+    display.say(f"run {run.id}: {_nodes(spec)} on {job.profile.title}; RADL in {path}")
+    return Ready(job, run, uri, services, RunStore(services.client, uri), radl, path)
+
+
+def require_deployable(job: Job) -> None:
+    """Raise UserError for what can be planned, but not deployed yet."""
+    profile = job.profile
+    if profile.backend == "inventory":
+        raise UserError(
+            f"mayfly does not run the playbooks on {profile.title} yet",
+            f"`mayfly plan --cloud {profile.name} --inventory FILE` prints the command to run",
+        )
+
+
+def image_of(job: Job, services: Services, tools: Tools) -> str:
+    if services.platform is None:
+        return images.resolve(job.spec, job.profile, job.place, job.finder)
+    extras = image_extras(job.spec.trainer.engine, job.spec.trainer.runtime)
+    extras += juicefs.image_extras(job.spec.store)
+    return local_image(extras, tools.display.say)
+
+
+def _nodes(spec: ClusterSpec) -> str:
+    groups = [f"{spec.count(group)} {group}" for group in GROUPS if spec.count(group)]
+    return f"{' + '.join(groups)} nodes"
+
+
+def register(ready: Ready, tools: Tools) -> None:
+    """Make the run known, here and in the bucket, which also shows that the keys can write."""
+    spec = ready.job.spec.model_dump(mode="json")
+    ready.store.write_job(spec)
+    cloud, im = ready.job.spec.cloud, ready.services.im_url
+    tools.ledger.add(ready.run.id, cloud, ready.uri, spec, im)
+    note_place(ready, ready.job, tools)
+    if ready.job.basis:
+        tools.ledger.set_cost(ready.run.id, ready.job.basis.document())
+
+
+def note_place(ready: Ready, job: Job, tools: Tools) -> None:
+    """Record where nodes are about to be made: destroy sweeps there."""
+    if account := ready.services.account:
+        tools.ledger.add_place(ready.run.id, job.place.region, account.who())
+
+
+def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) -> None:
+    """Put the default jobs' data into the local bucket, where it is not yet."""
+    source = job.spec.data.source
+    known = fashion_mnist.made_for(source)
+    if services.platform is None or known is None:
+        return
+    if services.s3.endpoint != services.platform.s3_endpoint or not preflight.is_unfinished(
+        services.client, source
+    ):
+        return
+    with phases.phase("data") as report:
+        directory = known.prepare(tools.cache, report)
+        data.put(directory, source, services.client, known.options, report)
+
+
+def _new_run(job: Job, tools: Tools, services: Services, image: str) -> Run:
+    destination = str(job.spec.model.destination)
+    client, endpoint = services.client, services.s3.endpoint
+    tarball = collection.build(CHECKOUT, tools.cache)
+    return Run(
+        id=new_run_id(job.spec.name),
+        image=image,
+        collection=collection.publish(tarball, client, job.profile, destination, endpoint),
+        s3_endpoint=services.s3.endpoint,
+        s3_region=services.s3.region,
+        session_token=services.s3.session_token is not None,
+        keep=job.keep,
+        region=job.place.region,
+        train_s=job.basis.train_s if job.basis else None,
+        end_s=job.basis.end_s if job.basis else None,
+    )
