@@ -330,6 +330,8 @@ def tensorboard(
 def destroy(run: Run = None, as_json: Json = False, debug: Debug = False) -> None:
     """Remove what is left of a run, through IM and by a sweep of the account, and prove it.
 
+    Machines of your own are freed of it; see docs/clouds.md.
+
     Harmless when repeated. On clouds that Mayfly can sweep (aws, openstack) it works without IM.
     """
     ledger = _ledger()

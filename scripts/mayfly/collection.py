@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,25 @@ def build(checkout: Path = CHECKOUT, cache: Path | None = None) -> Path:
         with tempfile.TemporaryDirectory(dir=directory) as made:
             sources = Path(made) / "sources"
             _copy_sources(checkout, sources)
-            _run_galaxy(sources, Path(made))
+            _run_galaxy(["build", str(sources), "--output-path", made], Path(made), "built")
             (Path(made) / name).replace(tarball)
     return tarball
+
+
+def install(tarball: Path) -> Path:
+    """Return a collections path that has the collection and nothing else, beside its tarball.
+
+    Raises MayflyError when ansible-galaxy fails.
+    """
+    path = tarball.parent / "installed"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=tarball.parent) as made:
+            target = Path(made) / "collections"
+            words = ["install", "--offline", "--no-deps", "--collections-path", str(target)]
+            _run_galaxy([*words, str(tarball)], Path(made), "installed")
+            with suppress(OSError):  # another process was quicker
+                target.rename(path)
+    return path
 
 
 def cache_dir() -> Path:
@@ -137,14 +154,14 @@ def _copy_sources(checkout: Path, target: Path) -> None:
         shutil.copy2(path, copy)
 
 
-def _run_galaxy(sources: Path, output: Path) -> None:
-    command = [sys.executable, "-m", "ansible", "galaxy", "collection", "build", str(sources)]
+def _run_galaxy(words: list[str], output: Path, done_to_it: str) -> None:
+    command = [sys.executable, "-m", "ansible", "galaxy", "collection", *words]
     settings = output / "ansible.cfg"  # instead of that of whatever directory this runs in
     settings.touch()
     home = output / "home"
     environment = {**os.environ, "ANSIBLE_HOME": str(home), "ANSIBLE_CONFIG": str(settings)}
     done = subprocess.run(
-        [*command, "--output-path", str(output)],
+        command,
         env=environment,
         capture_output=True,
         text=True,
@@ -152,7 +169,7 @@ def _run_galaxy(sources: Path, output: Path) -> None:
     )
     if done.returncode != 0:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise MayflyError(f"the collection could not be built: {' '.join(last)}")
+        raise MayflyError(f"the collection could not be {done_to_it}: {' '.join(last)}")
 
 
 def _put(client: Any, tarball: Path, bucket: str, key: str) -> None:

@@ -18,6 +18,7 @@ from mayfly import juicefs
 from mayfly.errors import RemoteError, UserError
 from mayfly.im import Manager, NoAnswer, SilentManager
 from mayfly.ledger import Entry, Ledger, Record, Step, Unwritable
+from mayfly.own.manager import Machinist
 from mayfly.run_store import RunStore
 from mayfly.services import Services
 from mayfly.sweep.local import Engine, Traces
@@ -173,8 +174,10 @@ class Destroyer:
                 if infrastructure in marks.infrastructures:
                     self.im.forget(infrastructure)
 
-    def _word(self, run: Record, marks: Marks) -> Word:
-        """Ask IM which of the run's infrastructures it lists."""
+    def _word(self, run: Record, marks: Marks) -> Word | None:
+        """Ask IM which of the run's infrastructures it lists; None where it has no part."""
+        if isinstance(self.im, Machinist):
+            return None
         try:
             listed = self.im.infrastructures()
             known = [each for each in listed if each in marks.infrastructures]

@@ -60,7 +60,7 @@ def note_failure(ready: Ready, tools: Tools, error: BaseException) -> None:
 def kept(ready: Ready, tools: Tools) -> int:
     """Leave the nodes, say so, and return how many things there are."""
     tools.ledger.set_state(ready.run.id, "kept")
-    if not ready.job.keep:
+    if not (ready.job.keep or ready.services.machines):  # those have no timer
         export.hold_nodes(ready.services.im, tools.ledger.get(ready.run.id), tools.display.say)
     tools.display.say(f"nodes are kept: remove them with `mayfly destroy {ready.run.id}`")
     return count_leftovers(ready.services, tools, tools.ledger.get(ready.run.id))

@@ -115,7 +115,7 @@ def hold_nodes(im: Manager, record: Record, say: Callable[[str], None]) -> None:
     try:
         found = access.nodes(im, record)
         for node in found:
-            remote.run(found, node, ["sh", "-c", HOLD])
+            remote.run(found, node, remote.as_root(HOLD))
     except MayflyError as error:
         say(f"the nodes power off before long, export soon: {error}")
 
@@ -132,7 +132,7 @@ def resume(record: Record, services: Services, phases: Phases, pace: Pace) -> St
     before = store.status()
     with phases.phase("resume"):
         chief = remote.choose(found, None)
-        remote.run(found, chief, ["sh", "-c", SCRIPT], RESUME_S, env_file(services.s3))
+        remote.run(found, chief, remote.as_root(SCRIPT), RESUME_S, env_file(services.s3))
 
     def read() -> Status | None:
         status = store.status()

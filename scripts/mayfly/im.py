@@ -50,6 +50,8 @@ class Node:
     user: str
     password: Secret | None
     private_key: Secret | None
+    own: tuple[str, ...] | None = None
+    """Of a machine of the user's own: the options with which the user's ssh reaches it."""
 
 
 class Manager(Protocol):

@@ -1,6 +1,6 @@
 """Machines of the user's own: an Ansible inventory in place of RADL, and the job as variables.
 
-The playbooks are the same as everywhere; nothing is created, and nothing is destroyed.
+The playbooks are the same as everywhere; who runs them, and what becomes of a run: package `own`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from mayfly.role_vars import role_vars
 from mayfly.run import Run
 from mayfly.spec import CHECKOUT, ClusterSpec
 
-_KEYS = {
+KEYS = {
     inputs.S3_ACCESS_KEY_ID: "AWS_ACCESS_KEY_ID",
     inputs.S3_SECRET_ACCESS_KEY: "AWS_SECRET_ACCESS_KEY",
     inputs.S3_SESSION_TOKEN: "AWS_SESSION_TOKEN",
@@ -35,17 +36,27 @@ class Hosts:
     ps: tuple[str, ...]
     worker: tuple[str, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, by group and name."""
+        return (*self.ps, *self.worker)
+
+    @property
+    def namenode(self) -> str:
+        """The one on which the roles start HDFS' NameNode."""
+        return self.names[0]
+
 
 def read(path: Path) -> Hosts:
     """Return the hosts of the groups `ps` and `worker`, as Ansible reads the inventory.
 
     Raises UserError when it is no inventory, has no workers, or has a machine in both groups.
     """
-    if not path.exists():
-        raise UserError(
-            f"there is no inventory {path}", "see inventory/example/hosts.yml for the form"
-        )
-    content = _listed(path)
+    return hosts_of(listed(path), path)
+
+
+def hosts_of(content: Mapping[str, Any], path: Path) -> Hosts:
+    """Return the hosts in what `listed` returned for the inventory at `path`; see `read`."""
     hosts = Hosts(_members(content, "ps"), _members(content, "worker"))
     if not hosts.worker:
         raise UserError(f"group 'worker' of {path} is empty", "list the machines that train there")
@@ -89,7 +100,7 @@ def variables(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     values["deadman_enabled"] = False  # the machines are there for others, too
     lookups = {
         inputs.placeholder(name): f"{{{{ lookup('ansible.builtin.env', '{variable}') }}}}"
-        for name, variable in _KEYS.items()
+        for name, variable in KEYS.items()
     }
     return {
         name: lookups.get(value, value) if isinstance(value, str) else value
@@ -100,8 +111,13 @@ def variables(spec: ClusterSpec, run: Run) -> dict[str, Any]:
 def write_variables(spec: ClusterSpec, run: Run, path: Path) -> None:
     """Write the variables, which hold no secret, making the directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(variables(spec, run), sort_keys=False, width=1000, allow_unicode=True)
-    path.write_text(f"---\n# The job {run.id} for: ansible-playbook -e @THIS_FILE\n{text}")
+    path.write_text(text(spec, run))
+
+
+def text(spec: ClusterSpec, run: Run) -> str:
+    """Return the variables as YAML."""
+    made = yaml.safe_dump(variables(spec, run), sort_keys=False, width=1000, allow_unicode=True)
+    return f"---\n# The job {run.id} for: ansible-playbook -e @THIS_FILE\n{made}"
 
 
 def command(inventory: Path | None, variables_file: Path) -> str:
@@ -111,7 +127,15 @@ def command(inventory: Path | None, variables_file: Path) -> str:
     )
 
 
-def _listed(path: Path) -> dict[str, Any]:
+def listed(path: Path) -> dict[str, Any]:
+    """Return the inventory as `ansible-inventory --list` tells it: secrets may be among it.
+
+    Raises UserError when it is none.
+    """
+    if not path.exists():
+        raise UserError(
+            f"there is no inventory {path}", "see inventory/example/hosts.yml for the form"
+        )
     words = [sys.executable, "-m", "ansible", "inventory", "-i", str(path), "--list"]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(CHECKOUT / "ansible.cfg")}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
@@ -125,7 +149,7 @@ def _listed(path: Path) -> dict[str, Any]:
     return content
 
 
-def _members(content: dict[str, Any], group: str) -> tuple[str, ...]:
+def _members(content: Mapping[str, Any], group: str) -> tuple[str, ...]:
     """The hosts of a group and of those below it."""
     entry = content.get(group, {})
     below = [host for child in entry.get("children", []) for host in _members(content, child)]

@@ -30,6 +30,8 @@ class Job:
     """Who looks up images at the provider, where somebody has to."""
     basis: Basis | None = None
     """What its cost is computed from; None where no price is known."""
+    inventory: Path | None = None
+    """The user's own machines, where no nodes are made."""
     others: tuple[Job, ...] = ()
     """What to try, in this order, when the provider has no such nodes."""
 

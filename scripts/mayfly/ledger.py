@@ -71,7 +71,8 @@ class Record:
     summary: dict[str, Any] | None
     created: str
     updated: str
-    im: str | None = None  # address of the foreign IM that made the nodes; None: our own did
+    im: str | None = None
+    """Address of the foreign IM that made the nodes, or path of their inventory; None: our IM."""
     cost: dict[str, Any] | None = None  # the prices and caps that it was planned with
 
     @property
@@ -179,7 +180,7 @@ class Ledger:
     def add(
         self, run: str, cloud: str, uri: str, spec: dict[str, Any], im: str | None = None
     ) -> None:
-        """Record a new run, before anything of it exists; `im` is the foreign IM's address."""
+        """Record a new run, before anything of it exists; `im`: see `Record`."""
         now = _now()
         self._write(
             "INSERT INTO runs (run, cloud, state, uri, spec, created, updated, im)"

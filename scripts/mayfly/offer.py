@@ -119,7 +119,8 @@ def make_offer(spec: ClusterSpec, profile: CloudProfile, options: Options, aroun
     target = Target(spec, profile, place)
     plan = planning.make_plan(target, nodes, found, why, around.today)
     finder = None if options.dry_run else ask.finder(spec, profile, place, around.clients)
-    job = Job(spec, profile, place=place, finder=finder, basis=plan.basis)
+    hosts = options.inventory.absolute() if options.inventory else None
+    job = Job(spec, profile, place=place, finder=finder, basis=plan.basis, inventory=hosts)
     return Offer(job, replace(plan, notices=(*said, *plan.notices)))
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from mayfly import collection, data, fashion_mnist, images, juicefs, preflight
+from dataclasses import replace
+
+from mayfly import collection, data, fashion_mnist, images, inventory, juicefs, preflight
 from mayfly.display import Phases
 from mayfly.engines import image_extras
 from mayfly.errors import UserError
 from mayfly.job import Job, Ready, Tools
+from mayfly.own.machines import Machines
+from mayfly.places import Place
 from mayfly.radl_render import render, write_radl
 from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore
-from mayfly.services import Services, local_image, open_services
-from mayfly.spec import CHECKOUT, ClusterSpec
+from mayfly.services import Services, local_image, open_machines, open_services
+from mayfly.spec import CHECKOUT, JUICEFS, ClusterSpec
 from mayfly.steps import GROUPS, load_stages
 
 
@@ -21,9 +25,14 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     Raises an error for everything that is known to be wrong now.
     """
     spec, display = job.spec, tools.display
+    own = job.profile.backend == "inventory"
     require_deployable(job)
     with phases.phase("services"):
-        services = open_services(spec.cloud, tools.environ, display.say)
+        services = (
+            open_machines(job.inventory, tools.environ, tools.cache)
+            if job.inventory
+            else open_services(spec.cloud, tools.environ, display.say)
+        )
     display.redact = display.redact.knowing(services.secrets)
     preflight.check_bucket(services.client, str(spec.model.destination))
     preflight.check_store(spec.store, services.s3.endpoint, local=services.platform is not None)
@@ -36,24 +45,39 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     with phases.phase("collection"):
         run = _new_run(job, tools, services, image)
     uri = run.uri(spec)
-    radl = render(spec, job.profile, run, load_stages())
-    path = tools.build / f"{run.id}.radl"
+    if services.machines:
+        with phases.phase("machines"):
+            services.machines.require_free()
+        job = _at_home(job, services.machines)
+    radl = inventory.text(spec, run) if own else render(spec, job.profile, run, load_stages())
+    path = tools.build / (f"{run.id}.vars.yml" if own else f"{run.id}.radl")
     write_radl(radl, path)
-    display.say(f"run {run.id}: {_nodes(spec)} on {job.profile.title}; RADL in {path}")
+    what = "variables" if own else "RADL"
+    display.say(f"run {run.id}: {_nodes(spec)} on {job.profile.title}; {what} in {path}")
     return Ready(job, run, uri, services, RunStore(services.client, uri), radl, path)
 
 
 def require_deployable(job: Job) -> None:
-    """Raise UserError for what can be planned, but not deployed yet."""
-    profile = job.profile
-    if profile.backend == "inventory":
+    """Raise UserError for what machines of the user's own do not do."""
+    if job.profile.backend != "inventory":
+        return
+    if job.inventory is None:
+        raise UserError(f"cloud {job.profile.name!r} needs an inventory", "give --inventory FILE")
+    if job.spec.store == JUICEFS:
         raise UserError(
-            f"mayfly does not run the playbooks on {profile.title} yet",
-            f"`mayfly plan --cloud {profile.name} --inventory FILE` prints the command to run",
+            f"store {JUICEFS!r} is not for {job.profile.title}: it would stay mounted there",
+            "set store: hdfs",
         )
 
 
+def _at_home(job: Job, machines: Machines) -> Job:
+    """The job with its machines as its place: what is left of a run is looked for on these."""
+    return replace(job, place=Place({"region": ",".join(machines.hosts().names)}))
+
+
 def image_of(job: Job, services: Services, tools: Tools) -> str:
+    if services.machines:
+        return images.describe(job.spec, job.profile)
     if services.platform is None:
         return images.resolve(job.spec, job.profile, job.place, job.finder)
     extras = image_extras(job.spec.trainer.engine, job.spec.trainer.runtime)

@@ -17,26 +17,33 @@ from pathlib import Path
 from mayfly.errors import RemoteError, UserError, unknown
 from mayfly.im import Node
 
+KEPT_ALIVE = ("-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
 # Nodes live for one run and the next one takes their addresses: a known host means nothing.
 OPTIONS = (
     *("-o", "StrictHostKeyChecking=no"),
     *("-o", "UserKnownHostsFile=/dev/null"),
     *("-o", "LogLevel=ERROR"),
-    *("-o", "ConnectTimeout=10"),
-    *("-o", "ServerAliveInterval=15"),
+    *KEPT_ALIVE,
 )
+
+_AS_ROOT = 'if [ "$(id -u)" = 0 ]; then exec sh -c "$1"; else exec sudo -n sh -c "$1"; fi'
 
 
 def names(nodes: Sequence[Node]) -> dict[str, Node]:
     """Return the nodes by the names that people use: ps-0, worker-0, worker-1 …
 
-    The number is the position in the group, ordered as the nodes' addresses are.
+    The number is the position in the group, ordered as the nodes' addresses are; machines of the
+    user's own are ordered by name.
     """
     named: dict[str, Node] = {}
     for group in ("ps", "worker"):
-        members = sorted((n for n in nodes if n.group == group), key=lambda n: n.private_ip or "")
+        members = sorted((n for n in nodes if n.group == group), key=_order)
         named |= {f"{group}-{index}": node for index, node in enumerate(members)}
     return named
+
+
+def _order(node: Node) -> str:
+    return node.name if node.own is not None else node.private_ip or ""
 
 
 def choose(nodes: Sequence[Node], name: str | None) -> Node:
@@ -64,7 +71,7 @@ def login(
         line = _ssh(node, files)
         if not node.public_ip:
             line += ["-o", f"ProxyCommand={_proxy(_jump(nodes), files)}"]
-        target = f"{node.user}@{node.public_ip or node.private_ip}"
+        target = "@".join(filter(None, (node.user, node.public_ip or node.private_ip)))
         # One word is a line for the node's shell, as with ssh itself; several keep their borders.
         remote = list(command) if len(command) < 2 else [shlex.join(command)]  # noqa: PLR2004
         yield [*line, *extra, target, *remote]
@@ -100,6 +107,11 @@ def run(
     return done.stdout
 
 
+def as_root(script: str) -> list[str]:
+    """Return the words that run a shell script as root, by sudo where the login is not root's."""
+    return ["sh", "-c", _AS_ROOT, "sh", script]
+
+
 def interactive(
     nodes: Sequence[Node], node: Node, extra: Sequence[str] = (), command: Sequence[str] = ()
 ) -> int:
@@ -122,6 +134,8 @@ def _proxy(jump: Node, files: Path) -> str:
 
 def _ssh(node: Node, files: Path) -> list[str]:
     secret = node.private_key or node.password
+    if node.own is not None and secret is None:
+        return ["ssh", *node.own, *KEPT_ALIVE]
     if secret is None:
         raise RemoteError(f"IM gives no password or key for node {node.name}")
     path = files / node.number
@@ -130,7 +144,8 @@ def _ssh(node: Node, files: Path) -> list[str]:
     if node.private_key:
         return ["ssh", "-i", str(path), "-o", "IdentitiesOnly=yes", *OPTIONS]
     _require("sshpass", "sshpass")
-    return ["sshpass", "-f", str(path), "ssh", *OPTIONS]
+    options = OPTIONS if node.own is None else (*node.own, *KEPT_ALIVE)
+    return ["sshpass", "-f", str(path), "ssh", *options]
 
 
 def _require(program: str, package: str) -> None:

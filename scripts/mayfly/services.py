@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from mayfly import inventory
 from mayfly.auth.entry import INFRASTRUCTURE_MANAGER, Entry, client_item
 from mayfly.auth.find import find_credential
+from mayfly.clouds import load_cloud
 from mayfly.credentials import S3Settings, find_s3_settings
 from mayfly.errors import MayflyError, RemoteError, UserError
 from mayfly.im import IM, Manager, SilentManager, auth_of
@@ -24,7 +26,10 @@ from mayfly.ledger import Record
 from mayfly.local import cloudim, imservice
 from mayfly.local import platform as local
 from mayfly.local.image import with_extras
+from mayfly.local.paths import find_paths
 from mayfly.local.platform import LocalPlatform
+from mayfly.own.machines import Machines, OwnMachines
+from mayfly.own.manager import Machinist
 from mayfly.redact import Secret
 from mayfly.sweep.find import find_account
 from mayfly.sweep.local import Traces
@@ -42,9 +47,10 @@ class Services:
     client: Any  # boto3's S3 client
     traces: Traces | None
     platform: LocalPlatform | None = None
-    im_url: str | None = None  # of a foreign IM; None: our own
+    im_url: str | None = None  # of a foreign IM, or the path of an inventory; None: our own
     keys: tuple[Secret, ...] = ()  # to the cloud, and to the foreign IM
     account: Account | None = None  # of a cloud whose account we can sweep ourselves
+    machines: Machines | None = None  # of the user's own
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
@@ -83,6 +89,20 @@ def open_services(
     return _rented(cloud, environ, report, need_im)
 
 
+def open_machines(path: Path, environ: MutableMapping[str, str], cache: Path) -> Services:
+    """Return what a run on machines of the user's own has; nothing is started, or asked.
+
+    Raises UserError for an inventory that is none, and when keys to S3 are missing.
+    """
+    path = path.absolute()
+    inventory.read(path)
+    s3 = find_s3_settings(environ, None)
+    keys = {inventory.KEYS[name]: secret for name, secret in s3.inputs().items()}
+    im = Machinist(path, environ, keys, cache)
+    account, machines = OwnMachines(path, environ), Machines(path, environ)
+    return Services(im, s3, s3.client(), None, im_url=str(path), account=account, machines=machines)
+
+
 def reopen_services(
     record: Record,
     environ: MutableMapping[str, str],
@@ -90,11 +110,13 @@ def reopen_services(
     *,
     need_im: bool = True,
 ) -> Services:
-    """Return what a run was made with; see `open_services`.
+    """Return what a run was made with; see `open_services` and `open_machines`.
 
     Raises UserError when IM_URL names another IM than the run's: that one knows nothing of it, and
     what it does not know would count as destroyed.
     """
+    if load_cloud(record.cloud).backend == "inventory":
+        return open_machines(Path(record.im or ""), environ, find_paths().cache)
     named = server_url(environ)
     if named != record.im:
         made_by = f"the IM at {record.im}" if record.im else "our own IM"

@@ -385,13 +385,12 @@ def test_a_plan_for_own_machines_prints_the_command(mayfly, untouched):
     assert document["radl"] is None
 
 
-def test_deploy_on_own_machines_is_refused(mayfly, tmp_path):
-    hosts = tmp_path / "hosts"
-    hosts.write_text("[ps]\na\n[worker]\nb\n")
-    words = ["deploy", "--cloud", "static", "--bucket", "b-1", "--inventory", str(hosts)]
+def test_deploy_on_own_machines_wants_an_inventory_that_is_there(mayfly, tmp_path):
+    words = ["deploy", "--cloud", "static", "--bucket", "b-1"]
+    code, _, err = mayfly(*words, "--inventory", str(tmp_path / "hosts"))
+    assert (code, "there is no inventory" in err) == (2, True)
     code, _, err = mayfly(*words)
-    assert code == 2
-    assert "does not run the playbooks" in err
+    assert (code, "--inventory FILE" in err) == (2, True)
 
 
 def test_clouds_are_listed_with_how_far_they_were_exercised(mayfly):

@@ -82,7 +82,7 @@ def test_what_lies_beside_the_sources_is_not_walked(checkout: Path, tmp_path: Pa
     """Such as the disks of running nodes, where files go away at any time."""
     with patch.object(collection, "_run_galaxy", wraps=collection._run_galaxy) as galaxy:
         collection.build(checkout, tmp_path / "cache")
-    sources = galaxy.call_args.args[0]
+    sources = Path(galaxy.call_args.args[0][1])
     assert checkout not in (sources, *sources.parents)
 
 
@@ -105,6 +105,23 @@ def test_a_collection_that_cannot_be_built_says_why(checkout: Path, tmp_path: Pa
     galaxy.write_text(GALAXY.replace("readme: README.md\n", ""))
     with pytest.raises(MayflyError, match="could not be built: .*readme"):
         collection.build(checkout, tmp_path / "cache")
+
+
+def test_what_was_built_is_installed_once_where_nothing_else_is(checkout: Path, tmp_path: Path):
+    tarball = collection.build(checkout, tmp_path / "cache")
+    path = collection.install(tarball)
+    root = path / "ansible_collections/mayfly"
+    assert [each.name for each in root.iterdir() if each.is_dir()] == ["training"]
+    assert (root / "training/roles/hadoop/tasks/main.yml").exists()
+    made = root.stat().st_mtime_ns
+    assert collection.install(tarball) == path
+    assert root.stat().st_mtime_ns == made
+
+
+def test_a_tarball_that_is_none_is_not_installed(tarball: Path):
+    with pytest.raises(MayflyError, match="could not be installed"):
+        collection.install(tarball)
+    assert not (tarball.parent / "installed").exists()
 
 
 def test_the_cache_directory_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -32,7 +32,7 @@ class Proof:
     who: str | None  # account or project whose keys were used
     infrastructures: tuple[str, ...]
     listings: tuple[Listing, ...]  # none where the cloud has no sweep of ours
-    im: Word
+    im: Word | None  # None where it has no part
     objects: tuple[str, int | None] | None = None
     """Address and number of the objects of the run's file system; None when it had none."""
     notes: tuple[str, ...] = ()
@@ -52,7 +52,8 @@ class Proof:
         """How many things are left; a file system in the bucket is one, and so is an
         infrastructure that IM lists while the account shows nothing of it."""
         objects = bool(self.objects and self.objects[1])
-        return (len(self.things) or len(self.im.listed)) + objects
+        listed = self.im.listed if self.im else ()
+        return (len(self.things) or len(listed)) + objects
 
     @property
     def clean(self) -> bool:
@@ -61,20 +62,20 @@ class Proof:
         Without an answer of IM's our own listing is enough, where there is one.
         """
         unknown = self.objects is not None and self.objects[1] is None
-        blind = self.im.silent is not None and not self.listings
+        blind = not self.listings and (self.im is None or self.im.silent is not None)
         return not (self.count or self.unlisted or unknown or blind)
 
     def left(self) -> list[str]:
         """Name all that is left, and all that is not known."""
         names = [str(thing) for thing in self.things]
-        if not names:
+        if not names and self.im:
             names = [f"infrastructure {each} in IM" for each in self.im.listed]
         if self.objects and self.objects[1] != 0:
             uri, count = self.objects
             names.append(f"{uri}: {'not listed' if count is None else f'{count} objects'}")
         for place, each in self.unlisted:
             names.append(f"{each.kind}s in {place} not listed: {each.why}")
-        if self.im.silent and not self.listings:
+        if self.im and self.im.silent and not self.listings:
             names.append(f"IM says nothing: {self.im.silent}")
         return names
 
@@ -96,12 +97,7 @@ def document(proof: Proof) -> dict[str, Any]:
         "infrastructures": list(proof.infrastructures),
         "count": proof.count,
         "places": [_listing(listing) for listing in proof.listings],
-        "im": {
-            "count": None if proof.im.silent else len(proof.im.listed),
-            "listed": list(proof.im.listed),
-            "silent": proof.im.silent,
-            "taken": proof.im.taken,
-        },
+        "im": proof.im and _word(proof.im),
         "bucket": None
         if proof.objects is None
         else {"uri": proof.objects[0], "count": proof.objects[1]},
@@ -119,8 +115,9 @@ def lines(found: dict[str, Any]) -> str:
     for place in found["places"]:
         rows.append(f"{place['place']}, {place['taken']}:")
         rows += [_row(each["kind"], each["count"], each["why"]) for each in place["listed"]]
-    rows.append(f"IM, {found['im']['taken']}:")
-    rows.append(_row("infrastructure", found["im"]["count"], found["im"]["silent"]))
+    if im := found["im"]:
+        rows.append(f"IM, {im['taken']}:")
+        rows.append(_row("infrastructure", im["count"], im["silent"]))
     if found["bucket"]:
         rows += ["bucket:", _row(found["bucket"]["uri"], found["bucket"]["count"], None)]
     rows += [f"note: {note}" for note in found["notes"]]
@@ -131,6 +128,15 @@ def lines(found: dict[str, Any]) -> str:
 
 def _row(kind: str, count: int | None, why: str | None) -> str:
     return f"  {kind:18} {'not listed: ' + (why or 'no answer') if count is None else count}"
+
+
+def _word(word: Word) -> dict[str, Any]:
+    return {
+        "count": None if word.silent else len(word.listed),
+        "listed": list(word.listed),
+        "silent": word.silent,
+        "taken": word.taken,
+    }
 
 
 def _listing(listing: Listing) -> dict[str, Any]:

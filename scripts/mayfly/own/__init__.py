@@ -1,0 +1,1 @@
+"""Machines of the user's own: an inventory in place of a cloud, ansible-playbook in place of IM."""
