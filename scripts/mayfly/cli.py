@@ -39,6 +39,7 @@ from mayfly.offer import Offers, Options, make_offer, make_offers
 from mayfly.places import Target
 from mayfly.prepare import prepare
 from mayfly.radl_lint import lint
+from mayfly.recipe import commands as recipe
 from mayfly.redact import Redactor, hide
 from mayfly.report import make_report, render_terminal, write_html
 from mayfly.run_store import RunStore, preprocess_progress
@@ -65,6 +66,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(local_app, name="local")
 app.add_typer(heat.app, name="heat")
 app.add_typer(prices_app, name="prices")
+app.add_typer(recipe.app, name="recipe")
 app.command("clouds", epilog="Example: mayfly clouds")(clouds_command)
 app.command("verify-clean", epilog="Example: mayfly verify-clean; mayfly verify-clean RUN --json")(
     verify_command

@@ -75,6 +75,8 @@ class Context:
     """Experiment → output of its best task, `<task>/<attempt>`."""
     all: Mapping[str, Sequence[str]]
     """Experiment → outputs of all its finished tasks."""
+    planned: bool = False
+    """Nothing has run yet: references to outputs stay as they are written."""
 
 
 class Expansion:
@@ -169,7 +171,9 @@ def _fixed(experiment: Experiment, context: Context) -> tuple[dict[str, str], li
     fixed, inputs = {"data": context.data, "output": OUTPUT}, []
     for name in references(experiment):
         other, which, _ = name.split(".")
-        if which == "best":
+        if context.planned:
+            fixed[name] = f"{{{{{name}}}}}"
+        elif which == "best":
             if other not in context.best:
                 raise BadInput(f"{experiment.name}: {other} has no best task — look at its results")
             inputs.append(context.best[other])

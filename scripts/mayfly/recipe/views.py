@@ -1,0 +1,46 @@
+"""Documents about recipes as people read them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+COLUMNS = ("EXPERIMENT", "NEEDS", "TASKS", "NODES", "KNOWN LATER")
+
+
+def plan_view(document: Mapping[str, Any]) -> RenderableType:
+    """A plan: the graph, the sums, and each experiment's first and last command."""
+    table = Table(title=escape(f"recipe {document['recipe']}"), title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column)
+    for each in document["experiments"]:
+        tasks = "?" if each["tasks"] is None else str(each["tasks"])
+        later = each["known_later"] or ""
+        needs = ", ".join(each["needs"])
+        table.add_row(*map(escape, (each["name"], needs, tasks, str(each["nodes"]), later)))
+    least = "" if document["tasks_known"] else " at least"
+    nodes = f"nodes: {document['nodes']} and a head"
+    lines = [f"tasks:{least} {document['tasks']}", nodes, f"price: {price_text(document['price'])}"]
+    for each in document["experiments"]:
+        for which in ("first", "last"):
+            for words in each[which] or ():
+                lines.append(f"{each['name']}, {which}: {shlex.join(words)}")
+        if not each["first"]:
+            lines.append(f"{each['name']}: commands are known later")
+    return Group(table, *map(escape, lines))
+
+
+def price_text(price: Mapping[str, Any]) -> str:
+    """A price for people."""
+    if not price["known"]:
+        return f"price unknown ({price['why']})"
+    if price["currency"] is None:
+        return str(price["why"])
+    low, high = (f"{amount:.2f}" for amount in price["per_hour"])
+    amount = low if low == high else f"{low} to {high}"
+    return f"{amount} {price['currency']} an hour, at full size ({', '.join(price['types'])})"
