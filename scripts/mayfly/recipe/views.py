@@ -38,7 +38,7 @@ def plan_view(document: Mapping[str, Any]) -> RenderableType:
 def price_text(price: Mapping[str, Any]) -> str:
     """A price for people."""
     if not price["known"]:
-        return f"price unknown ({price['why']})"
+        return f"unknown ({price['why']})"
     if price["currency"] is None:
         return str(price["why"])
     low, high = (f"{amount:.2f}" for amount in price["per_hour"])

@@ -1,0 +1,130 @@
+"""Process groups: ends, timeouts, and nothing that outlives them. Real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mayfly_train.recipe import process
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)"
+code += "; time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.3)
+
+
+@pytest.fixture
+def execute(tmp_path: Path) -> Iterator[Callable[..., process.Ended]]:
+    def call(words: list[str], timeout_s: float = 60, ask: Callable[[], str] = str, **more: Path):
+        with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+            environment = {**os.environ, process.ATTEMPT: "attempt-1"}
+            command = process.Command(words, tmp_path, environment, out, err)
+            return process.run(command, time.monotonic() + timeout_s, ask, **more)
+
+    yield call
+
+
+def is_running(pid: int) -> bool:
+    return process._state_of(pid) not in ("", "Z")
+
+
+def python(code: str) -> list[str]:
+    return ["python3", "-c", code]
+
+
+def test_the_exit_code_is_the_commands(execute):
+    assert execute(python("raise SystemExit(3)")) == process.Ended(3)
+    assert execute(["true"]) == process.Ended(0)
+
+
+def test_streams_go_to_their_files(execute, tmp_path: Path):
+    execute(["sh", "-c", "echo out; echo err >&2"])
+    assert (tmp_path / "out").read_text() == "out\n"
+    assert (tmp_path / "err").read_text() == "err\n"
+
+
+@pytest.mark.parametrize(("word", "code"), [("/no/such/program", 127), ("/", 126)])
+def test_a_program_that_cannot_run_is_the_commands_fault(execute, tmp_path, word, code):
+    assert execute([word]).exit_code == code
+    assert "cannot run" in (tmp_path / "err").read_text()
+
+
+def test_a_timeout_ends_a_tree_that_ignores_term(execute, tmp_path: Path):
+    def ask() -> str:
+        return "cancelled" if (tmp_path / "out").read_text().count(" ") else ""
+
+    ended = execute(python(STUBBORN), ask=ask)
+    assert ended.why == "cancelled"
+    assert ended.exit_code == -9
+    pids = [int(word) for word in (tmp_path / "out").read_text().split()]
+    assert len(pids) == 2
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def test_a_deadline_is_a_timeout(execute):
+    assert execute(["sleep", "600"], timeout_s=0) == process.Ended(-15, "timeout")
+
+
+def test_what_a_command_leaves_behind_is_ended_with_it(execute, tmp_path: Path):
+    execute(["sh", "-c", "sleep 600 & echo $!"])
+    assert not is_running(int((tmp_path / "out").read_text()))
+
+
+def test_what_leaves_the_group_is_found_by_its_adopter(tmp_path: Path):
+    """In a process of its own, because adopting is for the whole process."""
+    script = f"""
+import os, pathlib, sys, time
+from mayfly_train.recipe import process
+process.adopt_orphans()
+out = open({str(tmp_path / "out")!r}, "wb")
+environment = dict(os.environ, {process.ATTEMPT}="attempt-1")
+words = ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & sleep 1"]
+process.run(process.Command(words, pathlib.Path("/"), environment, out, out), None, str)
+"""
+    subprocess.run(["python3", "-c", script], check=True, timeout=60)
+    assert not is_running(int((tmp_path / "out").read_text()))
+
+
+def test_orphans_of_a_killed_worker_are_found_by_their_record(tmp_path: Path):
+    records = tmp_path / "running"
+    records.mkdir()
+    orphan = subprocess.Popen(
+        ["sleep", "600"], start_new_session=True, env={**os.environ, process.ATTEMPT: "a-1"}
+    )
+    stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        (records / "a-1").write_text(f"{orphan.pid} 999999999 1\n")
+        (records / "a-2").write_text(f"{stranger.pid} 999999999 1\n")
+        alive = f"{os.getpid()} {process.start_time(os.getpid())}\n"
+        (records / "a-3").write_text(f"{stranger.pid} {alive}")
+        assert process.kill_orphans(records) == 1
+        assert orphan.wait(timeout=30) == -9
+        assert stranger.poll() is None
+        assert [path.name for path in records.iterdir()] == ["a-3"]
+    finally:
+        for each in (orphan, stranger):
+            each.kill()
+            each.wait()
+
+
+def test_the_record_is_there_while_the_command_runs(execute, tmp_path: Path):
+    record = tmp_path / "record"
+    execute(["cp", str(record), str(tmp_path / "seen")], record=record)
+    assert (tmp_path / "seen").read_text().split()[1] == str(os.getpid())
+    assert not record.exists()

@@ -1,0 +1,270 @@
+"""One attempt at a task on a node: look for the marker, run, store, and leave the marker last.
+
+A marker is written once, by whoever is first. Whatever an engine forgets or starts twice, a task
+that has one does not run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mayfly_train.errors import BadInput, NodeError
+from mayfly_train.recipe import names, process, results, shipping, sources
+from mayfly_train.recipe.expand import Task, task_from
+from mayfly_train.recipe.shipping import Curve, MedianWatch, Shipper, Tail
+from mayfly_train.recipe.store import Store, read_json, to_bytes
+
+DONE, FAILED, STOPPED, CANCELLED, BROKEN = "done", "failed", "stopped", "cancelled", "broken"
+ACCEPTED = (DONE, STOPPED)
+_TAIL_BYTES = 2000
+_SCAN_BYTES = 1 << 20
+
+Outcome = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the head asks a node for: a frozen task, and how to run and judge it."""
+
+    attempt: str
+    task: Mapping[str, Any]
+    source: str
+    data: str
+    result: str
+    timeout_s: int = 0
+    objective: str = ""
+    maximize: bool = True
+    stop_after: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """What `Job(**document)` takes."""
+        return dict(vars(self))
+
+
+@dataclass
+class Node:
+    """What a worker has: a name, a place for files, the store, and who is to be ended."""
+
+    name: str
+    scratch: Path
+    store: Store
+    cancelled: set[str] = field(default_factory=set)
+    closing: threading.Event = field(default_factory=threading.Event)
+    """Set when the worker goes: what runs is ended, and counts as lost with its node."""
+
+    def __post_init__(self) -> None:
+        for path in (self.records, self.attempts):
+            path.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def records(self) -> Path:
+        """Files that name the process groups which run."""
+        return self.scratch / "running"
+
+    @property
+    def attempts(self) -> Path:
+        """Directories of attempts."""
+        return self.scratch / "attempts"
+
+
+def run(job: Job, node: Node) -> Outcome:
+    """Run an attempt and return how it ended; what went wrong with the node is an outcome, too."""
+    task = task_from(job.task)
+    began = time.time()
+    try:
+        marker = read_json(node.store, names.done(task.id))
+        if marker is not None:
+            return dict(marker)
+        outcome = _run(job, task, node)
+    except (OSError, NodeError) as error:
+        # Not the command's fault: no room on the disk, or no way to the store.
+        outcome = {"state": BROKEN, "message": _line(error)}
+    outcome |= {
+        "task": task.id,
+        "attempt": job.attempt,
+        "node": node.name,
+        "digest": task.digest,
+        "started": round(began, 3),
+        "seconds": round(time.time() - began, 3),
+    }
+    return _leave(outcome, task, job, node)
+
+
+def _leave(outcome: Outcome, task: Task, job: Job, node: Node) -> Outcome:
+    """Write the marker of a good end, or the record of another; a marker that is there wins."""
+    try:
+        if outcome["state"] in ACCEPTED:
+            if not node.store.create(names.done(task.id), to_bytes(outcome)):
+                return dict(read_json(node.store, names.done(task.id)) or outcome)
+        else:
+            node.store.write(names.attempt(task.id, job.attempt), to_bytes(outcome))
+    except NodeError as error:
+        return {**outcome, "state": BROKEN, "message": _line(error)}
+    return outcome
+
+
+def _run(job: Job, task: Task, node: Node) -> Outcome:
+    directory = node.attempts / job.attempt
+    try:
+        where = _prepare(directory, job, task, node)
+        stdout, stderr = directory / "stdout", directory / "stderr"
+        with stdout.open("wb") as out, stderr.open("wb") as err:
+            ended = _commands(where, (out, err), job, task, node)
+        return _judge(ended, directory, job, task, node)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _prepare(directory: Path, job: Job, task: Task, node: Node) -> Path:
+    """The directory of an attempt: a copy of the source, an empty output, and inputs."""
+    directory.mkdir()
+    sources.copy(job.source, directory / "source", node.scratch / "sources", node.store)
+    (directory / "output").mkdir()
+    for name in task.inputs:
+        _fetch(name, directory / "inputs", node)
+    return directory / "source"
+
+
+def _fetch(name: str, inputs: Path, node: Node) -> None:
+    """Another task's output below `inputs`, as a link to the copy that this node keeps."""
+    kept = node.scratch / "outputs" / name
+    prefix = f"outputs/{name}/"
+    if not kept.exists():
+        new = kept.with_name(f".{kept.name}-{os.getpid()}-{threading.get_ident()}")
+        new.mkdir(parents=True)
+        for each in node.store.names(prefix):
+            node.store.download(each, new / each[len(prefix) :])
+        try:
+            new.rename(kept)
+        except OSError:  # another task of this node was quicker
+            shutil.rmtree(new)
+    link = inputs / name.rpartition("/")[0]
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(kept.absolute(), target_is_directory=True)
+
+
+def _commands(
+    where: Path, streams: tuple[BinaryIO, BinaryIO], job: Job, task: Task, node: Node
+) -> process.Ended:
+    """Run the lines one after another while logs are shipped."""
+    directory = where.parent
+    tails = [
+        Tail(directory / name, names.log(task.id, job.attempt, name), node.store)
+        for name in shipping.STREAMS
+    ]
+    watch = None
+    if job.stop_after:
+        curve = Curve(directory / "stdout", job.objective)
+        watch = MedianWatch(curve, node.store, task.experiment, job.stop_after, job.maximize)
+    shipper = Shipper(tails, watch.look if watch else None)
+    began = time.monotonic()
+    environment = _environment(directory, job, task)
+
+    def ask() -> str:
+        if node.closing.is_set():
+            return BROKEN
+        if job.attempt in node.cancelled:
+            return CANCELLED
+        if time.monotonic() - began > shipping.EVERY_S / 2:
+            shipper.start()
+        return STOPPED if watch is not None and watch.stop else ""
+
+    ended = process.Ended(0)
+    try:
+        deadline = began + job.timeout_s if job.timeout_s else None
+        record = node.records / job.attempt
+        for words in task.commands:
+            command = process.Command(words, where, environment, *streams)
+            ended = process.run(command, deadline, ask, record)
+            if ended.exit_code or ended.why:
+                break
+    finally:
+        shipper.end()
+    return ended
+
+
+def _environment(directory: Path, job: Job, task: Task) -> dict[str, str]:
+    """The worker's own environment, what the recipe adds, and where things are."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("DASK_")}
+    return {
+        **inherited,
+        **task.environment,
+        "MAYFLY_TASK": task.id,
+        process.ATTEMPT: job.attempt,
+        "MAYFLY_OUTPUT": str((directory / "output").absolute()),
+        "MAYFLY_DATA": job.data,
+    }
+
+
+def _judge(ended: process.Ended, directory: Path, job: Job, task: Task, node: Node) -> Outcome:
+    """What the end of the commands means; a good end has its output stored."""
+    outcome: Outcome = {"exit_code": ended.exit_code}
+    if ended.why == BROKEN:
+        return {**outcome, "state": BROKEN, "message": "the worker was ended"}
+    if ended.why == CANCELLED:
+        return {**outcome, "state": CANCELLED, "message": "cancelled"}
+    if ended.why == "timeout":
+        message = f"took longer than {job.timeout_s} s"
+        return {**outcome, "state": FAILED, "message": message}
+    if ended.exit_code and ended.why != STOPPED:
+        return {**outcome, "state": FAILED, "message": _failure(ended.exit_code, directory)}
+    try:
+        found = results.read(directory / "output" / job.result, _lines(directory / "stdout"))
+        files = _upload(directory / "output", names.output(task.id, job.attempt), node.store)
+    except BadInput as error:
+        return {**outcome, "state": FAILED, "message": _line(error)}
+    if job.stop_after:
+        curve = Curve(directory / "stdout", job.objective)
+        curve.read()
+        outcome["curve"] = curve.points
+    return {
+        **outcome,
+        "state": STOPPED if ended.why == STOPPED else DONE,
+        "results": found,
+        "value": results.value_of(found, job.objective),
+        "files": files,
+    }
+
+
+def _upload(output: Path, prefix: str, store: Store) -> int:
+    """Store every file of an output directory; links that lead out of it are refused."""
+    inside, count = output.resolve(), 0
+    for path in sorted(output.rglob("*")):
+        if path.is_symlink() and inside not in path.resolve().parents:
+            raise BadInput(f"the output {path.name} is a link that leads out of the directory")
+        if path.is_file():
+            store.upload(prefix + path.relative_to(output).as_posix(), path)
+            count += 1
+    return count
+
+
+def _failure(code: int, directory: Path) -> str:
+    """How the command failed, and the last line that it had to say."""
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    with contextlib.suppress(OSError):
+        with (directory / "stderr").open("rb") as stream:
+            stream.seek(max(0, (directory / "stderr").stat().st_size - _TAIL_BYTES))
+            said = [line for line in stream.read().decode(errors="replace").splitlines() if line]
+        if said:
+            return f"{how}: {said[-1].strip()[:300]}"
+    return how
+
+
+def _lines(path: Path) -> deque[bytes]:
+    """The last lines of a file, at most so many bytes of it."""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - _SCAN_BYTES))
+        return deque(stream)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500]

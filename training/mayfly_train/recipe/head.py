@@ -1,0 +1,340 @@
+"""The head of a run: expands what is ready, hands tasks to the engine, and keeps the books."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mayfly_train.errors import NodeError
+from mayfly_train.recipe import attempt, document, engine, ledger, names, stop
+from mayfly_train.recipe.attempt import Job
+from mayfly_train.recipe.document import MAXIMIZE, Experiment, Recipe
+from mayfly_train.recipe.engine import Engine, Report
+from mayfly_train.recipe.expand import Context, Expansion, Task, references, resolve_globs, task_id
+from mayfly_train.recipe.ledger import Ledger, Row
+from mayfly_train.recipe.lock import Lease
+from mayfly_train.recipe.stage import SETTLED, Stage
+from mayfly_train.recipe.store import Store, read_json, to_bytes
+
+WINDOW = 3  # tasks handed to the engine for each that can run: enough that no slot waits
+TURN_S = 0.5
+LOOK_EVERY_S = 2.0
+COPY_EVERY_S = 10.0
+COPY_SHARE = 20  # copying the ledger takes at most a 20th of the time
+DRAIN_S = 15.0
+
+SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a head works on."""
+
+    recipe: Recipe
+    source: str
+    """Digest of the packed source directory, empty without one."""
+    store: Store
+    find: Callable[[str], list[str]]
+    """Lists what matches a glob."""
+
+    @property
+    def data(self) -> str:
+        """What `{{data}}` stands for."""
+        return self.recipe.data or f"{self.store.address}/data"
+
+
+class Head:
+    """Runs a recipe to its end, from wherever ledger and markers are."""
+
+    def __init__(
+        self,
+        run: Run,
+        book: Ledger,
+        workers: Engine,
+        show: Callable[[list[dict[str, Any]]], None] | None = None,
+    ) -> None:
+        self._run, self._ledger, self._engine, self._show = run, book, workers, show
+        self._lease = Lease(run.store)
+        self._stages: dict[str, Stage] = {}
+        self._states: dict[str, tuple[str, str]] = {}  # of experiments: state and message
+        self._out: dict[str, tuple[Stage, Task]] = {}
+        self._markers: dict[str, set[int]] = {}
+        self._cancelled = False
+        self._dirty = True
+        self._looked = self._copied = 0.0
+        self._copy_every = COPY_EVERY_S
+        self._new_curves: set[str] = set()
+
+    def work(self) -> str:
+        """SUCCEEDED, FAILED or CANCELLED, when every experiment has ended.
+
+        Raises BadInput for what only a run shows (a glob that matches nothing), NodeError when the
+        store or the ledger fail for good. An exception leaves a run that can be resumed.
+        """
+        self._lease.take()
+        try:
+            self._begin()
+            while self._turn():
+                pass
+            return self._end()
+        finally:
+            self._drain()
+            with contextlib.suppress(NodeError):
+                self._copy_ledger()
+                self._lease.release()
+
+    # --- begin and end ---
+
+    def _begin(self) -> None:
+        with self._ledger.batch():
+            known = {each["name"]: each for each in self._ledger.experiments()}
+            for experiment in self._run.recipe.experiments:
+                before = known.get(experiment.name, {"state": "waiting", "message": ""})
+                self._set(experiment.name, before["state"], before["message"] or "")
+        for name in self._run.store.names(names.DONE):
+            found = re.fullmatch(rf"{names.DONE}(\w+)/(\d+)\.json", name)
+            if found:
+                self._markers.setdefault(found[1], set()).add(int(found[2]))
+
+    def _end(self) -> str:
+        self._tell()
+        if self._cancelled:
+            return CANCELLED
+        return SUCCEEDED if all(self._is(name, "done") for name in self._states) else FAILED
+
+    def _set(self, name: str, state: str, message: str = "", tasks: int | None = None) -> None:
+        """Record where an experiment is, when that is new."""
+        if self._states.get(name) != (state, message) or tasks is not None:
+            self._states[name] = (state, message)
+            self._ledger.set_experiment(name, state, tasks, message)
+
+    def _is(self, name: str, *states: str) -> bool:
+        return self._states[name][0] in states
+
+    def _drain(self) -> None:
+        """End what runs, and wait for it: nothing of ours is left running."""
+        self._engine.cancel(list(self._out))
+        deadline = time.monotonic() + DRAIN_S
+        while self._out and time.monotonic() < deadline:
+            with self._ledger.batch():
+                self._handle(self._engine.wait(TURN_S), again=False)
+        with self._ledger.batch():
+            for _, task in self._out.values():
+                self._ledger.wait_again(task)
+        self._out.clear()
+
+    # --- one turn ---
+
+    def _turn(self) -> bool:
+        """Expand, submit, listen; False when there is nothing left to do."""
+        with self._ledger.batch():
+            self._expand()
+            jobs = self._take()
+        for wanted, batch in jobs:
+            self._engine.submit(batch, wanted)
+        if not self._out and not self._stages:
+            return False
+        reports = self._engine.wait(TURN_S)
+        with self._ledger.batch():
+            self._handle(reports, again=True)
+            self._close_stages()
+        self._look()
+        return not self._cancelled
+
+    def _expand(self) -> None:
+        """Start each experiment whose needs are done; skip those whose needs will never be."""
+        for experiment in self._run.recipe.experiments:
+            name = experiment.name
+            if name in self._stages or self._is(name, *SETTLED):
+                continue
+            if any(self._is(need, "failed", "skipped") for need in experiment.needs):
+                self._set(name, "skipped", "what it needs has failed")
+            elif all(self._is(need, "done") for need in experiment.needs):
+                self._stages[name] = self._start(experiment)
+                self._set(name, "running", tasks=self._stages[name].count)
+
+    def _start(self, experiment: Experiment) -> Stage:
+        """An experiment's stage; what it is expanded from is kept, and is the same ever after."""
+        where = names.expansion(experiment.name)
+        kept = read_json(self._run.store, where)
+        if kept is None:
+            context = self._context(experiment)
+            resolved = resolve_globs(experiment, context, self._run.find)
+            parts = {"data": context.data, "best": context.best, "all": context.all}
+            recipe = Recipe("", (resolved,)).to_json()
+            kept = {"recipe": recipe, "context": parts}
+            if not self._run.store.create(where, to_bytes(kept)):
+                kept = read_json(self._run.store, where)
+        (resolved,) = document.from_json(kept["recipe"]).experiments
+        return Stage(Expansion(resolved, Context(**kept["context"])), self._ledger)
+
+    def _context(self, experiment: Experiment) -> Context:
+        best, every = {}, {}
+        for name in references(experiment):
+            other, which, _ = name.split(".")
+            if which == "all":
+                rows = self._ledger.rows(other, ledger.FINISHED)
+                every[other] = [_output(row) for row in rows]
+            elif row := self._best(other):
+                best[other] = _output(row)
+        return Context(self._run.data, best, every)
+
+    def _best(self, name: str) -> Row | None:
+        search = self._run.recipe.experiment(name).search
+        if search.objective:
+            return self._ledger.best(name, search.direction == MAXIMIZE)
+        return next(iter(self._ledger.rows(name, ledger.FINISHED)), None)
+
+    def _take(self) -> list[tuple[document.Hardware, list[Job]]]:
+        """Attempts for the engine: as many as keep every slot busy, and no more."""
+        members = self._engine.members()
+        found = []
+        for name, stage in self._stages.items():
+            wanted = stage.experiment.hardware
+            slots = engine.slots_for(members, wanted)
+            limit = stage.experiment.workers
+            window = limit if 0 < limit <= slots else WINDOW * slots
+            self._set(name, "running", "" if slots else engine.why_no_room(members, wanted))
+            if (room := window - stage.running) <= 0:
+                continue
+            jobs = [self._job(stage, task) for task in self._unfinished(stage, room)]
+            if jobs:
+                found.append((wanted, jobs))
+        return found
+
+    def _unfinished(self, stage: Stage, most: int) -> list[Task]:
+        """Tasks to run; one whose marker is in the store already is accepted instead."""
+        done = self._markers.get(stage.experiment.name, set())
+        found = []
+        for task in stage.take(most):
+            marker = None
+            if task.number in done:
+                marker = read_json(self._run.store, names.done(task.id))
+            if marker is None:
+                found.append(task)
+                continue
+            if marker["digest"] != task.digest:
+                raise NodeError(
+                    f"{names.done(task.id)} is of another command — this run's store was changed"
+                )
+            self._accept(stage, task, marker)
+        return found
+
+    def _job(self, stage: Stage, task: Task) -> Job:
+        name = f"{task.experiment}-{task.number:06d}-{secrets.token_hex(4)}"
+        search = stage.experiment.search
+        self._ledger.submit(task, name)
+        self._out[name] = (stage, task)
+        return Job(
+            attempt=name,
+            task=task.to_json(),
+            source=self._run.source,
+            data=self._run.data,
+            result=stage.experiment.result,
+            timeout_s=stage.experiment.timeout_s,
+            objective=search.objective,
+            maximize=search.direction == MAXIMIZE,
+            stop_after=search.stop_after,
+        )
+
+    # --- what attempts report ---
+
+    def _handle(self, reports: list[Report], again: bool) -> None:
+        for report in reports:
+            if report.attempt not in self._out:
+                continue  # an attempt that was given up: its marker counts, its news do not
+            self._dirty = True
+            if report.kind == engine.STARTED:
+                self._ledger.start(report.attempt, report.node)
+                continue
+            stage, task = self._out.pop(report.attempt)
+            outcome = report.outcome or self._outcome(task, report)
+            self._settle(stage, task, outcome, again)
+
+    def _outcome(self, task: Task, report: Report) -> Mapping[str, Any]:
+        """How an attempt ended of which only that is known: its marker or record says it."""
+        for name in (names.done(task.id), names.attempt(task.id, report.attempt)):
+            with contextlib.suppress(NodeError):
+                found = read_json(self._run.store, name)
+                if found is not None:
+                    return dict(found)
+        state = "cancelled" if report.message == "cancelled" else "lost"
+        message = report.message or "its node was lost"
+        return {"state": state, "attempt": report.attempt, "message": message}
+
+    def _settle(self, stage: Stage, task: Task, outcome: Mapping[str, Any], again: bool) -> None:
+        state = outcome["state"]
+        if state in attempt.ACCEPTED:
+            self._accept(stage, task, outcome)
+            return
+        self._ledger.end(outcome["attempt"], outcome)
+        if state == attempt.CANCELLED or not again:
+            self._ledger.wait_again(task)
+            stage.back(task)
+            return
+        command = state == attempt.FAILED
+        row = self._ledger.row(task.experiment, task.number)
+        assert row is not None, "it was frozen before it was submitted"
+        most = stage.experiment.task_retries if command else stage.experiment.node_retries
+        had = row.failures if command else row.node_losses
+        left = had < most
+        blamed = ledger.COMMAND if command else ledger.NODE
+        self._ledger.blame(task, blamed, ledger.WAITING if left else ledger.FAILED, outcome)
+        if left:
+            stage.back(task)
+        else:
+            stage.settle()
+
+    def _accept(self, stage: Stage, task: Task, outcome: Mapping[str, Any]) -> None:
+        self._ledger.accept(task, outcome)
+        stage.settle()
+        if stage.experiment.search.stop_after:
+            self._new_curves.add(task.experiment)
+
+    def _close_stages(self) -> None:
+        for name, stage in list(self._stages.items()):
+            if stage.over:
+                state, message = stage.verdict()
+                self._set(name, state, message)
+                del self._stages[name]
+
+    # --- from time to time ---
+
+    def _look(self) -> None:
+        """Renew the lease, listen for a cancellation, tell the median rule, copy the ledger."""
+        if time.monotonic() - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = time.monotonic()
+        self._lease.renew()
+        self._cancelled = self._run.store.read(names.CANCEL) is not None
+        for name in self._new_curves:
+            bars = stop.medians(self._ledger.curves(name))
+            self._run.store.write(names.medians(name), to_bytes(bars))
+        self._new_curves.clear()
+        self._tell()
+        if self._dirty and time.monotonic() - self._copied > self._copy_every:
+            self._copy_ledger()
+
+    def _tell(self) -> None:
+        if self._show is not None:
+            self._show(self._ledger.experiments())
+
+    def _copy_ledger(self) -> None:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as directory:
+            copy = Path(directory) / names.LEDGER
+            self._ledger.copy_to(copy)
+            self._run.store.upload(names.LEDGER, copy)
+        self._copied, self._dirty = time.monotonic(), False
+        self._copy_every = max(COPY_EVERY_S, COPY_SHARE * (self._copied - began))
+
+
+def _output(row: Row) -> str:
+    return f"{task_id(row.task.experiment, row.task.number)}/{row.accepted}"

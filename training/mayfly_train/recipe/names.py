@@ -1,0 +1,39 @@
+"""Names of a run's objects, below its address."""
+
+from __future__ import annotations
+
+RUN = "run.json"
+HEAD = "head.json"
+CANCEL = "cancel.json"
+LEDGER = "ledger.sqlite"
+DONE = "done/"
+
+
+def done(task: str) -> str:
+    """The marker that says that a task is finished, with its result; it is written once."""
+    return f"{DONE}{task}.json"
+
+
+def attempt(task: str, attempt: str) -> str:
+    """How an attempt ended that is not the accepted one."""
+    return f"attempts/{task}/{attempt}.json"
+
+
+def output(task: str, attempt: str) -> str:
+    """The prefix of what a task has left: the attempt's own, so that a late one overwrites none."""
+    return f"outputs/{task}/{attempt}/"
+
+
+def log(task: str, attempt: str, stream: str) -> str:
+    """The prefix of the pieces of an attempt's stdout or stderr."""
+    return f"logs/{task}/{attempt}/{stream}/"
+
+
+def medians(experiment: str) -> str:
+    """What the median rule compares with."""
+    return f"medians/{experiment}.json"
+
+
+def expansion(experiment: str) -> str:
+    """What an experiment was expanded from."""
+    return f"expansions/{experiment}.json"

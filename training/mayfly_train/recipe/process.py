@@ -1,0 +1,254 @@
+"""One command in a process group of its own, which ends with everything that it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+ATTEMPT = "MAYFLY_ATTEMPT"  # in the environment of all that an attempt starts
+GRACE_S = 5.0  # from TERM to KILL
+_LOOK_S = 0.2  # how often someone who may want an end is asked
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as shells report it
+_PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. `why` is empty, or the reason for which we ended it."""
+
+    exit_code: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is run, where, and what it leaves its output in."""
+
+    words: Sequence[str]
+    directory: Path
+    environment: Mapping[str, str]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+
+
+def run(
+    command: Command, deadline: float | None, ask: Callable[[], str], record: Path | None = None
+) -> Ended:
+    """Run to the end, or until `ask` gives a reason to end it, or the monotonic clock's deadline.
+
+    Whatever of its group is left then gets TERM, and KILL after GRACE_S. `record` is a file that
+    names the group while it runs, for whoever cleans up after a killed worker.
+    """
+    try:
+        process = subprocess.Popen(
+            list(command.words),
+            cwd=command.directory,
+            env=dict(command.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=command.stdout,
+            stderr=command.stderr,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return _not_started(command, error)
+    if record is not None:
+        record.write_text(f"{process.pid} {os.getpid()} {start_time(os.getpid())}\n")
+    why = "worker"  # stands when an exception ends us
+    try:
+        why = _wait(process, deadline, ask)
+    finally:
+        if why:
+            end_group(process.pid, process)
+    code = process.wait()
+    end_group(process.pid)
+    _end_escaped(command.environment.get(ATTEMPT, ""))
+    if record is not None:
+        record.unlink(missing_ok=True)
+    return Ended(code, why)
+
+
+def _not_started(command: Command, error: OSError) -> Ended:
+    """A program that is missing is the command's fault; no memory or no process is the node's."""
+    if isinstance(error, (FileNotFoundError, PermissionError, NotADirectoryError)) or (
+        error.errno == 8  # noqa: PLR2004 (ENOEXEC)
+    ):
+        text = f"cannot run {command.words[0]!r}: {error.strerror}\n"
+        command.stderr.write(text.encode())
+        command.stderr.flush()
+        missing = isinstance(error, FileNotFoundError)
+        return Ended(_NOT_FOUND if missing else _NOT_EXECUTABLE)
+    raise error
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float | None, ask: Callable[[], str]) -> str:
+    """Wait for the leader; the reason for not waiting longer, empty when it has ended."""
+    with _ends(process) as wait:
+        while not wait(_LOOK_S):
+            if deadline is not None and time.monotonic() > deadline:
+                return "timeout"
+            if why := ask():
+                return why
+    return ""
+
+
+@contextlib.contextmanager
+def _ends(process: subprocess.Popen[bytes]) -> Any:
+    """A function that waits so many seconds and says whether the process has ended.
+
+    A pidfd wakes up at once, where Popen.wait sleeps in growing steps.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (OSError, AttributeError):
+
+        def by_sleeping(seconds: float) -> bool:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+            return process.returncode is not None
+
+        yield by_sleeping
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        yield lambda seconds: bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def end_group(group: int, leader: subprocess.Popen[bytes] | None = None) -> None:
+    """TERM to a process group, and KILL to what is left of it after GRACE_S; returns when it is
+    gone. The leader, which is our child, is reaped here when it is given."""
+    if not _signal(group, signal.SIGTERM):
+        return
+    deadline = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline:
+        if leader is not None:
+            leader.poll()
+        _reap(group)
+        if not _signal(group, 0):
+            return
+        time.sleep(0.02)
+    while _signal(group, signal.SIGKILL):
+        if leader is not None:
+            leader.poll()
+        _reap(group)
+        time.sleep(0.02)
+
+
+def _signal(group: int, number: int) -> bool:
+    """Send a signal; False when nobody of the group is left."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _reap(group: int) -> None:
+    """Reap adopted children of this group: a zombie would count as one who is left."""
+    with contextlib.suppress(ChildProcessError):
+        for pid in _children():
+            if _group_of(pid) == group and _state_of(pid) == "Z" and pid != group:
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _end_escaped(attempt: str) -> None:
+    """Kill what has left the group by a session of its own; an adopter sees it as its child."""
+    for pid in _children():
+        if attempt and _attempt_of(pid) == attempt:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def adopt_orphans() -> None:
+    """Let orphans of our descendants become our children instead of init's (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Get TERM when the thread that has started this process ends, even by kill -9 (Linux)."""
+    parent = os.getppid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it was quicker
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def kill_orphans(records: Path) -> int:
+    """Kill the groups that workers, which are dead themselves, have left; how many there were."""
+    killed = 0
+    for record in records.glob("*"):
+        with contextlib.suppress(ValueError, OSError):
+            group, worker, started = (int(part) for part in record.read_text().split())
+            if start_time(worker) == started:
+                continue
+            attempt = record.name
+            if any(_attempt_of(pid) == attempt for pid in _members(group)):
+                _signal(group, signal.SIGKILL)
+                killed += 1
+            record.unlink(missing_ok=True)
+    return killed
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _members(group: int) -> list[int]:
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return [pid for pid in pids if _group_of(pid) == group]
+
+
+def _attempt_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if item.startswith(f"{ATTEMPT}=".encode()):
+                return item.partition(b"=")[2].decode()
+    return ""
+
+
+def start_time(pid: int) -> int:
+    """When a process was started, in clock ticks since boot; 0 when there is none.
+
+    With the pid it names one process and no later one (proc_pid_stat(5), field 22).
+    """
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def _group_of(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[2]) if fields else 0
+
+
+def _state_of(pid: int) -> str:
+    fields = _stat(pid)
+    return fields[0] if fields else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields after the name, which may hold blanks and brackets."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
