@@ -43,10 +43,14 @@ def test_a_good_end_leaves_marker_output_and_logs(lab: Lab):
     assert lab.store.read("logs/train/000007/a-1/stderr/000001") == b"oops\n"
 
 
-def test_nothing_stays_on_the_node(lab: Lab):
+def test_an_attempt_finds_nothing_of_the_one_before(lab: Lab):
     node = lab.node()
-    attempt.run(job(shell("touch here ../output/x")), node)
-    assert list(node.attempts.iterdir()) == list(node.records.iterdir()) == []
+    messy = "touch here .hidden ../output/x; mkdir ../inputs; echo out; echo err >&2; exit 1"
+    attempt.run(job(shell(messy)), node)
+    clean = 'test -z "$(find . ../output -mindepth 1)" && test ! -e ../inputs'
+    assert attempt.run(job(shell(clean), name="a-2"), node)["state"] == "done"
+    assert len(list((node.scratch / "slots").iterdir())) == 1
+    assert lab.store.names("logs/train/000007/a-2/") == []
 
 
 def test_a_finished_task_never_runs_again(lab: Lab, tmp_path: Path):

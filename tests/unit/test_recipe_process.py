@@ -7,10 +7,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mayfly_train.recipe import process
+from mayfly_train.recipe.slots import Records
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -31,10 +33,10 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def execute(tmp_path: Path) -> Iterator[Callable[..., process.Ended]]:
-    def call(words: list[str], timeout_s: float = 60, ask: Callable[[], str] = str, **more: Path):
+    def call(words: list[str], timeout_s: float = 60, ask: Callable[[], str] = str, **more: Any):
         with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
-            environment = {**os.environ, process.ATTEMPT: "attempt-1"}
-            command = process.Command(words, tmp_path, environment, out, err)
+            environment = {**os.environb, process.ATTEMPT.encode(): b"attempt-1"}
+            command = process.Command(words, tmp_path, environment, out, err, "attempt-1")
             return process.run(command, time.monotonic() + timeout_s, ask, **more)
 
     yield call
@@ -91,40 +93,44 @@ def test_what_leaves_the_group_is_found_by_its_adopter(tmp_path: Path):
     script = f"""
 import os, pathlib, sys, time
 from mayfly_train.recipe import process
+from mayfly_train.recipe.slots import Records
 process.adopt_orphans()
 out = open({str(tmp_path / "out")!r}, "wb")
-environment = dict(os.environ, {process.ATTEMPT}="attempt-1")
+environment = dict(os.environb)
+environment[b"{process.ATTEMPT}"] = b"attempt-1"
 words = ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & sleep 1"]
-process.run(process.Command(words, pathlib.Path("/"), environment, out, out), None, str)
+root = pathlib.Path("/")
+process.run(process.Command(words, root, environment, out, out, "attempt-1"), None, str)
 """
     subprocess.run(["python3", "-c", script], check=True, timeout=60)
     assert not is_running(int((tmp_path / "out").read_text()))
 
 
 def test_orphans_of_a_killed_worker_are_found_by_their_record(tmp_path: Path):
-    records = tmp_path / "running"
-    records.mkdir()
     orphan = subprocess.Popen(
         ["sleep", "600"], start_new_session=True, env={**os.environ, process.ATTEMPT: "a-1"}
     )
     stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    records = tmp_path / process.RUNNING
     try:
-        (records / "a-1").write_text(f"{orphan.pid} 999999999 1\n")
-        (records / "a-2").write_text(f"{stranger.pid} 999999999 1\n")
-        alive = f"{os.getpid()} {process.start_time(os.getpid())}\n"
-        (records / "a-3").write_text(f"{stranger.pid} {alive}")
-        assert process.kill_orphans(records) == 1
+        dead = Records(records / "dead", "999999999 1")
+        dead.note(0, stranger.pid, "a-0")
+        dead.note(2, orphan.pid, "a-1")
+        Records(records / "alive", process.identity()).note(0, stranger.pid, "a-2")
+        for name in ("dead.0", "alive.0"):
+            (tmp_path / process.SLOTS / name).mkdir(parents=True)
+        assert process.kill_orphans(tmp_path) == 1
         assert orphan.wait(timeout=30) == -9
         assert stranger.poll() is None
-        assert [path.name for path in records.iterdir()] == ["a-3"]
+        assert [path.name for path in records.iterdir()] == ["alive"]
+        assert [path.name for path in (tmp_path / process.SLOTS).iterdir()] == ["alive.0"]
     finally:
         for each in (orphan, stranger):
             each.kill()
             each.wait()
 
 
-def test_the_record_is_there_while_the_command_runs(execute, tmp_path: Path):
-    record = tmp_path / "record"
-    execute(["cp", str(record), str(tmp_path / "seen")], record=record)
-    assert (tmp_path / "seen").read_text().split()[1] == str(os.getpid())
-    assert not record.exists()
+def test_the_group_is_told_while_the_command_runs(execute, tmp_path: Path):
+    groups: list[int] = []
+    execute(["sh", "-c", "echo $$"], note=groups.append)
+    assert groups == [int((tmp_path / "out").read_text())]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,17 @@ import typer
 from mayfly import prices
 from mayfly.clouds import load_cloud
 from mayfly.console import emit
+from mayfly.errors import RunFailed, UserError
 from mayfly.local.paths import find_paths
 from mayfly.places import find_place
+from mayfly.recipe import look, runs, views
 from mayfly.recipe import plan as planning
-from mayfly.recipe import views
+from mayfly.recipe.execute import execute
 from mayfly.recipe.load import load
 from mayfly.spec import validate
+from mayfly_train.recipe import lock, names
+from mayfly_train.recipe.head import SUCCEEDED, Run
+from mayfly_train.recipe.store import to_bytes
 
 app = typer.Typer(help="Graphs of experiments and sweeps.", no_args_is_help=True)
 
@@ -29,6 +35,17 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 Cloud = Annotated[str | None, typer.Option(help="Whose nodes: a file in radl/clouds/.")]
 Region = Annotated[str | None, typer.Option(help="Region of the cloud.")]
 Prices = Annotated[Path | None, typer.Option(help="Price list; docs/costs.md has its form.")]
+RunName = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="Name of the run; the latest when absent.")
+]
+SHOWN = 20  # tasks of an experiment
+Store = Annotated[
+    str | None,
+    typer.Option(help="Bucket, s3://bucket/prefix or directory of runs; else MAYFLY_BUCKET's."),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Tasks at a time on this machine; its cores when absent.")
+]
 
 
 @app.command(epilog="Example: mayfly recipe plan recipe.yml --cloud aws")
@@ -57,3 +74,134 @@ def _where(cloud: str | None, region: str | None, given: Path | None) -> plannin
     found = found or prices.find_stored(cloud, place, find_paths().state.parent / "prices")
     why = "" if found else "give --prices FILE, or run `mayfly prices update` before"
     return planning.Where(profile, found, why)
+
+
+@app.command(epilog="Example: mayfly recipe run recipe.yml --store s3://bucket")
+def run(
+    file: File,
+    name: Annotated[str | None, typer.Option(help="Name instead of the recipe's own.")] = None,
+    store: Store = None,
+    workers: Workers = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run a recipe on this machine, to its end. Ctrl-C leaves a run that `resume` goes on with."""
+    loaded = load(file, name)
+    place = runs.find_place(loaded.recipe.name, store)
+    _work(runs.create(loaded, place), place, workers, as_json)
+
+
+@app.command(epilog="Example: mayfly recipe resume mnist-search --store s3://bucket")
+def resume(
+    run: RunName = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="The recipe's file, which must be as it was.")
+    ] = None,
+    store: Store = None,
+    workers: Workers = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run; on another machine its bucket is enough."""
+    place = runs.find_place(run or runs.latest(), store)
+    _work(runs.reopen(place, recipe), place, workers, as_json)
+
+
+@app.command(epilog="Example: mayfly recipe rerun mnist-search --failed")
+def rerun(
+    run: RunName = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Those that failed for good.")] = False,
+    store: Store = None,
+    workers: Workers = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run failed tasks again, with the same arguments and all their retries."""
+    if not failed:
+        raise UserError("nothing to run again: finished tasks never are", "add --failed")
+    place = runs.find_place(run or runs.latest(), store)
+    reopened = runs.reopen(place)
+    if lock.is_held(place.store):
+        raise UserError(f"run {place.name!r} is still running", "wait for it, or cancel it")
+    ledger = runs.open_ledger(place)
+    count = ledger.forgive()
+    ledger.close()
+    sys.stderr.write(f"{count} tasks run again\n")
+    _work(reopened, place, workers, as_json)
+
+
+@app.command(epilog="Example: mayfly recipe status")
+def status(
+    run: RunName = None, store: Store = None, as_json: Json = False, debug: Debug = False
+) -> None:
+    """Show where a run is."""
+    place = runs.find_place(run or runs.latest(), store)
+    document = look.status(runs.reopen(place), place, runs.open_ledger(place))
+    emit(document, views.status_view(document), as_json=as_json)
+
+
+@app.command(epilog="Example: mayfly recipe results mnist-search --csv")
+def results(
+    run: RunName = None,
+    experiment: Annotated[str | None, typer.Option(help="Only this one's.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every task.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print one table as CSV.")] = False,
+    store: Store = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what tasks have found, the best first."""
+    place = runs.find_place(run or runs.latest(), store)
+    document = look.results(runs.reopen(place), place, runs.open_ledger(place), experiment)
+    if as_csv and not as_json:
+        print(look.as_csv(document), end="")
+        return
+    most = sys.maxsize if every else SHOWN
+    emit(document, views.results_view(document, most), as_json=as_json)
+
+
+@app.command(epilog="Example: mayfly recipe logs train/12 --follow")
+def logs(
+    task: Annotated[str, typer.Argument(help="Task, such as train/12.")],
+    run: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until it ends.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Its standard error.")] = False,
+    store: Store = None,
+    debug: Debug = False,
+) -> None:
+    """Show what a task has printed; while it runs, too."""
+    place = runs.find_place(run or runs.latest(), store)
+    found = look.find_task(task, runs.reopen(place))
+    stream = "stderr" if stderr else "stdout"
+    for piece in look.log(found, stream, place, runs.open_ledger(place), follow):
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+
+
+@app.command(epilog="Example: mayfly recipe cancel mnist-search")
+def cancel(
+    run: RunName = None, store: Store = None, as_json: Json = False, debug: Debug = False
+) -> None:
+    """End a run and what it runs; `resume` goes on with it all the same."""
+    place = runs.find_place(run or runs.latest(), store)
+    runs.reopen(place)
+    alive = lock.is_held(place.store)
+    place.store.write(names.CANCEL, to_bytes({}))
+    said = "its head ends it within seconds" if alive else "nothing of it was running"
+    emit({"run": place.name, "was_running": alive}, f"{place.name}: {said}", as_json=as_json)
+
+
+def _work(run: Run, place: runs.Place, workers: int | None, as_json: bool) -> None:
+    """Run to the end, and show where that is. Raises RunFailed when it is no good one."""
+    try:
+        outcome = execute(run, place, workers)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"go on with: mayfly recipe resume {place.name}\n")
+        raise
+    document = {**look.status(run, place, runs.open_ledger(place)), "outcome": outcome}
+    emit(document, views.status_view(document), as_json=as_json)
+    if outcome != SUCCEEDED:
+        whys = [f"{each['name']}: {each['message']}" for each in document["experiments"]]
+        why = "; ".join(each for each in whys if not each.endswith(": "))
+        advice = f"see `mayfly recipe results {place.name}`"
+        raise RunFailed(f"run {place.name!r} has {outcome}: {why or 'see its status'}", advice)

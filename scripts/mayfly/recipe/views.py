@@ -44,3 +44,37 @@ def price_text(price: Mapping[str, Any]) -> str:
     low, high = (f"{amount:.2f}" for amount in price["per_hour"])
     amount = low if low == high else f"{low} to {high}"
     return f"{amount} {price['currency']} an hour, at full size ({', '.join(price['types'])})"
+
+
+def status_view(document: Mapping[str, Any]) -> RenderableType:
+    """A run's state, and a row for each experiment."""
+    title = f"recipe {document['run']}: {document['state']} ({document['address']})"
+    table = Table(title=escape(title), title_justify="left")
+    counted = ("done", "stopped", "failed", "running")
+    for column in ("EXPERIMENT", "STATE", "TASKS", *map(str.upper, counted), "WHY"):
+        table.add_column(column)
+    for each in document["experiments"]:
+        tasks = "?" if each["tasks"] is None else str(each["tasks"])
+        counts = [str(each["states"].get(state, 0)) for state in counted]
+        table.add_row(*map(escape, (each["name"], each["state"], tasks, *counts)), each["message"])
+    return table
+
+
+def results_view(document: Mapping[str, Any], most: int) -> RenderableType:
+    """The best tasks of each experiment, and what it took."""
+    parts: list[RenderableType] = []
+    for each in document["experiments"]:
+        about = f"{each['direction']} {each['objective']}, " if each["objective"] else ""
+        title = f"{each['name']}: {about}{each['node_seconds']:.1f} node seconds"
+        table = Table(title=escape(title), title_justify="left")
+        for column in ("TASK", "STATE", each["objective"] or "VALUE", "PARAMETERS", "SECONDS"):
+            table.add_column(escape(column))
+        for task in each["tasks"][:most]:
+            value = "" if task["value"] is None else f"{task['value']:g}"
+            chosen = " ".join(f"{name}={value}" for name, value in task["parameters"].items())
+            seconds = "" if task["seconds"] is None else f"{task['seconds']:.1f}"
+            table.add_row(*map(escape, (task["task"], task["state"], value, chosen, seconds)))
+        parts.append(table)
+        if (more := len(each["tasks"]) - most) > 0:
+            parts.append(f"and {more} more: --all, --csv or --json shows them")
+    return Group(*parts)

@@ -21,6 +21,7 @@ from mayfly_train.errors import BadInput, NodeError
 from mayfly_train.recipe import names, process, results, shipping, sources
 from mayfly_train.recipe.expand import Task, task_from
 from mayfly_train.recipe.shipping import Curve, MedianWatch, Shipper, Tail
+from mayfly_train.recipe.slots import Records, Slot, Slots
 from mayfly_train.recipe.store import Store, read_json, to_bytes
 
 DONE, FAILED, STOPPED, CANCELLED, BROKEN = "done", "failed", "stopped", "cancelled", "broken"
@@ -62,18 +63,13 @@ class Node:
     """Set when the worker goes: what runs is ended, and counts as lost with its node."""
 
     def __post_init__(self) -> None:
-        for path in (self.records, self.attempts):
-            path.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def records(self) -> Path:
-        """Files that name the process groups which run."""
-        return self.scratch / "running"
-
-    @property
-    def attempts(self) -> Path:
-        """Directories of attempts."""
-        return self.scratch / "attempts"
+        self.slots = Slots(self.scratch / process.SLOTS, self.name)
+        self.records = Records(self.scratch / process.RUNNING / self.name, process.identity())
+        self.environment = {
+            name: value
+            for name, value in os.environb.items()
+            if not name.startswith((b"DASK_", b"MAYFLY_"))
+        }
 
 
 def run(job: Job, node: Node) -> Outcome:
@@ -81,6 +77,8 @@ def run(job: Job, node: Node) -> Outcome:
     task = task_from(job.task)
     began = time.time()
     try:
+        if job.attempt in node.cancelled:
+            return {"state": CANCELLED, "attempt": job.attempt, "node": node.name}
         marker = read_json(node.store, names.done(task.id))
         if marker is not None:
             return dict(marker)
@@ -113,25 +111,15 @@ def _leave(outcome: Outcome, task: Task, job: Job, node: Node) -> Outcome:
 
 
 def _run(job: Job, task: Task, node: Node) -> Outcome:
-    directory = node.attempts / job.attempt
-    try:
-        where = _prepare(directory, job, task, node)
-        stdout, stderr = directory / "stdout", directory / "stderr"
-        with stdout.open("wb") as out, stderr.open("wb") as err:
-            ended = _commands(where, (out, err), job, task, node)
-        return _judge(ended, directory, job, task, node)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _prepare(directory: Path, job: Job, task: Task, node: Node) -> Path:
-    """The directory of an attempt: a copy of the source, an empty output, and inputs."""
-    directory.mkdir()
-    sources.copy(job.source, directory / "source", node.scratch / "sources", node.store)
-    (directory / "output").mkdir()
-    for name in task.inputs:
-        _fetch(name, directory / "inputs", node)
-    return directory / "source"
+    with node.slots.one() as slot:
+        slot.clear(keep_source=not job.source)
+        if job.source:
+            sources.copy(job.source, slot.source, node.scratch / "sources", node.store)
+        for name in task.inputs:
+            _fetch(name, slot.inputs, node)
+        with slot.stdout.open("wb") as out, slot.stderr.open("wb") as err:
+            ended = _commands(slot, (out, err), job, task, node)
+        return _judge(ended, slot, job, task, node)
 
 
 def _fetch(name: str, inputs: Path, node: Node) -> None:
@@ -153,21 +141,20 @@ def _fetch(name: str, inputs: Path, node: Node) -> None:
 
 
 def _commands(
-    where: Path, streams: tuple[BinaryIO, BinaryIO], job: Job, task: Task, node: Node
+    slot: Slot, streams: tuple[BinaryIO, BinaryIO], job: Job, task: Task, node: Node
 ) -> process.Ended:
     """Run the lines one after another while logs are shipped."""
-    directory = where.parent
     tails = [
-        Tail(directory / name, names.log(task.id, job.attempt, name), node.store)
+        Tail(slot.path / name, names.log(task.id, job.attempt, name), node.store)
         for name in shipping.STREAMS
     ]
     watch = None
     if job.stop_after:
-        curve = Curve(directory / "stdout", job.objective)
+        curve = Curve(slot.stdout, job.objective)
         watch = MedianWatch(curve, node.store, task.experiment, job.stop_after, job.maximize)
     shipper = Shipper(tails, watch.look if watch else None)
     began = time.monotonic()
-    environment = _environment(directory, job, task)
+    environment = _environment(slot, job, task, node)
 
     def ask() -> str:
         if node.closing.is_set():
@@ -178,13 +165,15 @@ def _commands(
             shipper.start()
         return STOPPED if watch is not None and watch.stop else ""
 
+    def note(group: int) -> None:
+        node.records.note(slot.number, group, job.attempt)
+
     ended = process.Ended(0)
     try:
         deadline = began + job.timeout_s if job.timeout_s else None
-        record = node.records / job.attempt
         for words in task.commands:
-            command = process.Command(words, where, environment, *streams)
-            ended = process.run(command, deadline, ask, record)
+            command = process.Command(words, slot.source, environment, *streams, job.attempt)
+            ended = process.run(command, deadline, ask, note)
             if ended.exit_code or ended.why:
                 break
     finally:
@@ -192,20 +181,20 @@ def _commands(
     return ended
 
 
-def _environment(directory: Path, job: Job, task: Task) -> dict[str, str]:
+def _environment(slot: Slot, job: Job, task: Task, node: Node) -> dict[bytes, bytes]:
     """The worker's own environment, what the recipe adds, and where things are."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("DASK_")}
-    return {
-        **inherited,
+    added = {
         **task.environment,
         "MAYFLY_TASK": task.id,
         process.ATTEMPT: job.attempt,
-        "MAYFLY_OUTPUT": str((directory / "output").absolute()),
+        "MAYFLY_OUTPUT": str(slot.output),
         "MAYFLY_DATA": job.data,
     }
+    encoded = {os.fsencode(name): os.fsencode(value) for name, value in added.items()}
+    return {**node.environment, **encoded}
 
 
-def _judge(ended: process.Ended, directory: Path, job: Job, task: Task, node: Node) -> Outcome:
+def _judge(ended: process.Ended, slot: Slot, job: Job, task: Task, node: Node) -> Outcome:
     """What the end of the commands means; a good end has its output stored."""
     outcome: Outcome = {"exit_code": ended.exit_code}
     if ended.why == BROKEN:
@@ -216,14 +205,14 @@ def _judge(ended: process.Ended, directory: Path, job: Job, task: Task, node: No
         message = f"took longer than {job.timeout_s} s"
         return {**outcome, "state": FAILED, "message": message}
     if ended.exit_code and ended.why != STOPPED:
-        return {**outcome, "state": FAILED, "message": _failure(ended.exit_code, directory)}
+        return {**outcome, "state": FAILED, "message": _failure(ended.exit_code, slot.stderr)}
     try:
-        found = results.read(directory / "output" / job.result, _lines(directory / "stdout"))
-        files = _upload(directory / "output", names.output(task.id, job.attempt), node.store)
+        found = results.read(slot.output / job.result, _lines(slot.stdout))
+        files = _upload(slot.output, names.output(task.id, job.attempt), node.store)
     except BadInput as error:
         return {**outcome, "state": FAILED, "message": _line(error)}
     if job.stop_after:
-        curve = Curve(directory / "stdout", job.objective)
+        curve = Curve(slot.stdout, job.objective)
         curve.read()
         outcome["curve"] = curve.points
     return {
@@ -237,6 +226,9 @@ def _judge(ended: process.Ended, directory: Path, job: Job, task: Task, node: No
 
 def _upload(output: Path, prefix: str, store: Store) -> int:
     """Store every file of an output directory; links that lead out of it are refused."""
+    with os.scandir(output) as entries:
+        if next(entries, None) is None:
+            return 0
     inside, count = output.resolve(), 0
     for path in sorted(output.rglob("*")):
         if path.is_symlink() and inside not in path.resolve().parents:
@@ -247,12 +239,12 @@ def _upload(output: Path, prefix: str, store: Store) -> int:
     return count
 
 
-def _failure(code: int, directory: Path) -> str:
+def _failure(code: int, stderr: Path) -> str:
     """How the command failed, and the last line that it had to say."""
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     with contextlib.suppress(OSError):
-        with (directory / "stderr").open("rb") as stream:
-            stream.seek(max(0, (directory / "stderr").stat().st_size - _TAIL_BYTES))
+        with stderr.open("rb") as stream:
+            stream.seek(max(0, stderr.stat().st_size - _TAIL_BYTES))
             said = [line for line in stream.read().decode(errors="replace").splitlines() if line]
         if said:
             return f"{how}: {said[-1].strip()[:300]}"
@@ -261,6 +253,8 @@ def _failure(code: int, directory: Path) -> str:
 
 def _lines(path: Path) -> deque[bytes]:
     """The last lines of a file, at most so many bytes of it."""
+    if not path.stat().st_size:
+        return deque()
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - _SCAN_BYTES))
         return deque(stream)

@@ -13,12 +13,13 @@ from mayfly_train.recipe import attempt
 from mayfly_train.recipe.attempt import Job, Node
 from mayfly_train.recipe.document import Hardware
 
-STARTED, ENDED, LOST = "started", "ended", "lost"
+STARTED, ENDED, LOST, RETURNED = "started", "ended", "lost", "returned"
 
 
 @dataclass(frozen=True)
 class Report:
-    """News of an attempt: it has started on a node, has ended with an outcome, or is lost.
+    """News of an attempt: it has started on a node, has ended with an outcome, is lost with its
+    node, or comes back because its node was lost before it started.
 
     An `ended` one without an outcome has left its marker or its record in the store.
     """
@@ -58,6 +59,9 @@ class Engine(Protocol):
 
     def wait(self, timeout_s: float) -> list[Report]:
         """What has happened since; waits for something to happen."""
+
+    def together(self) -> int:
+        """How many attempts a slot takes at a time: more than one when they are short."""
 
     def cancel(self, attempts: Iterable[str]) -> None:
         """End attempts, wherever they are; those that run report how they have ended."""
@@ -99,6 +103,9 @@ class InProcessEngine:
                 found.append(self._news.get_nowait())
         except queue.Empty:
             return found
+
+    def together(self) -> int:
+        return 1
 
     def cancel(self, attempts: Iterable[str]) -> None:
         self.node.cancelled.update(attempts)

@@ -35,7 +35,8 @@ class TpeSampler:
         self, history: list[tuple[dict[str, Value], float | None]], numbers: range
     ) -> list[list[Value]]:
         """The values of these trials; a trial without a value has failed."""
-        study = optuna.create_study(direction=self._search.direction)
+        direction: Any = self._search.direction  # Optuna takes the same two words
+        study = optuna.create_study(direction=direction)
         study.add_trials([self._told(parameters, value) for parameters, value in history])
         found = []
         for number in numbers:

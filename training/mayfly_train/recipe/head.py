@@ -200,9 +200,12 @@ class Head:
             wanted = stage.experiment.hardware
             slots = engine.slots_for(members, wanted)
             limit = stage.experiment.workers
-            window = limit if 0 < limit <= slots else WINDOW * slots
+            batch = self._engine.together() * slots
+            window = limit if 0 < limit <= slots else WINDOW * batch
             self._set(name, "running", "" if slots else engine.why_no_room(members, wanted))
-            if (room := window - stage.running) <= 0:
+            room = window - stage.running
+            # In batches: the engine's work for one submission hardly grows with its tasks.
+            if room < min(batch, window):
                 continue
             jobs = [self._job(stage, task) for task in self._unfinished(stage, room)]
             if jobs:
@@ -255,6 +258,11 @@ class Head:
                 self._ledger.start(report.attempt, report.node)
                 continue
             stage, task = self._out.pop(report.attempt)
+            if report.kind == engine.RETURNED:
+                self._ledger.end(report.attempt, {"state": "returned", "message": report.message})
+                self._ledger.wait_again(task)
+                stage.back(task)
+                continue
             outcome = report.outcome or self._outcome(task, report)
             self._settle(stage, task, outcome, again)
 

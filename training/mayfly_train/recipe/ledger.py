@@ -84,8 +84,9 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode=WAL")
             # The store's markers survive what a power cut may take of the last second.
             self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.executescript(SCHEMA)
-            self._db.execute(f"PRAGMA user_version={VERSION}")
+            if version < VERSION:  # else nothing is written, while a head may be at work
+                self._db.executescript(SCHEMA)
+                self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def close(self) -> None:
         self._db.close()
@@ -282,8 +283,10 @@ class Ledger:
                 (WAITING, FAILED),
             )
             self._db.execute(
-                "UPDATE experiments SET state = 'waiting', message = '' WHERE state"
-                " IN ('failed', 'skipped', 'cancelled')"
+                "UPDATE experiments SET state = 'waiting', message = ''"
+                " WHERE state IN ('failed', 'skipped')"
+                " OR name IN (SELECT experiment FROM tasks WHERE state = ?)",
+                (WAITING,),
             )
         return done.rowcount
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -14,8 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from mayfly_train.recipe import slots
+
 ATTEMPT = "MAYFLY_ATTEMPT"  # in the environment of all that an attempt starts
 GRACE_S = 5.0  # from TERM to KILL
+RUNNING, SLOTS = "running", "slots"  # below a node's scratch directory
 _LOOK_S = 0.2  # how often someone who may want an end is asked
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as shells report it
 _PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
@@ -35,24 +39,30 @@ class Command:
 
     words: Sequence[str]
     directory: Path
-    environment: Mapping[str, str]
+    environment: Mapping[bytes, bytes]
+    """In bytes: text would be encoded anew for each process."""
     stdout: IO[bytes]
     stderr: IO[bytes]
+    attempt: str
+    """What ATTEMPT in the environment says."""
 
 
 def run(
-    command: Command, deadline: float | None, ask: Callable[[], str], record: Path | None = None
+    command: Command,
+    deadline: float | None,
+    ask: Callable[[], str],
+    note: Callable[[int], None] | None = None,
 ) -> Ended:
     """Run to the end, or until `ask` gives a reason to end it, or the monotonic clock's deadline.
 
-    Whatever of its group is left then gets TERM, and KILL after GRACE_S. `record` is a file that
-    names the group while it runs, for whoever cleans up after a killed worker.
+    Whatever of its group is left then gets TERM, and KILL after GRACE_S. `note` is told the
+    group, for whoever cleans up after a killed worker.
     """
     try:
         process = subprocess.Popen(
             list(command.words),
             cwd=command.directory,
-            env=dict(command.environment),
+            env=command.environment,
             stdin=subprocess.DEVNULL,
             stdout=command.stdout,
             stderr=command.stderr,
@@ -60,8 +70,8 @@ def run(
         )
     except OSError as error:
         return _not_started(command, error)
-    if record is not None:
-        record.write_text(f"{process.pid} {os.getpid()} {start_time(os.getpid())}\n")
+    if note is not None:
+        note(process.pid)
     why = "worker"  # stands when an exception ends us
     try:
         why = _wait(process, deadline, ask)
@@ -70,9 +80,7 @@ def run(
             end_group(process.pid, process)
     code = process.wait()
     end_group(process.pid)
-    _end_escaped(command.environment.get(ATTEMPT, ""))
-    if record is not None:
-        record.unlink(missing_ok=True)
+    _end_escaped(command.attempt)
     return Ended(code, why)
 
 
@@ -189,29 +197,38 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def kill_orphans(records: Path) -> int:
-    """Kill the groups that workers, which are dead themselves, have left; how many there were."""
+def identity() -> str:
+    """This process, for `kill_orphans` to know whether it lives."""
+    return f"{os.getpid()} {start_time(os.getpid())}"
+
+
+def kill_orphans(scratch: Path) -> int:
+    """Kill the groups that workers, which are dead themselves, have left on this node, and remove
+    their slots; how many groups there were."""
     killed = 0
-    for record in records.glob("*"):
+    for record in (scratch / RUNNING).glob("*"):
         with contextlib.suppress(ValueError, OSError):
-            group, worker, started = (int(part) for part in record.read_text().split())
+            header, groups = slots.read_records(record)
+            worker, started = (int(part) for part in header.split())
             if start_time(worker) == started:
                 continue
-            attempt = record.name
-            if any(_attempt_of(pid) == attempt for pid in _members(group)):
-                _signal(group, signal.SIGKILL)
-                killed += 1
+            for group, attempt in groups:
+                if any(_attempt_of(pid) == attempt for pid in _members(group)):
+                    _signal(group, signal.SIGKILL)
+                    killed += 1
+            for slot in (scratch / SLOTS).glob(f"{record.name}.*"):
+                shutil.rmtree(slot, ignore_errors=True)
             record.unlink(missing_ok=True)
     return killed
 
 
 def _children() -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):
-                found += map(int, (thread / "children").read_text().split())
-    return found
+    """Our children that the main thread has: it is the one that adopts."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as stream:  # noqa: PTH123
+            return [int(pid) for pid in stream.read().split()]
+    except OSError:
+        return []
 
 
 def _members(group: int) -> list[int]:

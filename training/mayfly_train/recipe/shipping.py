@@ -25,6 +25,8 @@ class Tail:
 
     def ship(self) -> None:
         """Put what is new. Raises NodeError; the piece is then tried again the next time."""
+        if self._path.stat().st_size <= self._place:
+            return
         with self._path.open("rb") as stream:
             while True:
                 stream.seek(self._place)

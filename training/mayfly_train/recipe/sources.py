@@ -15,9 +15,7 @@ from mayfly_train.errors import BadInput, NodeError
 from mayfly_train.recipe.store import Store
 
 LIMIT_BYTES = 200 << 20
-SKIPPED = frozenset(
-    {".git", ".venv", "venv", "__pycache__", ".mayfly", ".ruff_cache", ".mypy_cache"}
-)
+SKIPPED = frozenset({".git", ".venv", "__pycache__", ".mayfly", ".ruff_cache", ".mypy_cache"})
 
 
 def pack(directory: Path) -> tuple[str, bytes]:
@@ -33,9 +31,10 @@ def pack(directory: Path) -> tuple[str, bytes]:
             entry.mode = 0o755 if entry.mode & 0o100 else 0o644
             size += entry.size
             if size > LIMIT_BYTES:
+                mib = LIMIT_BYTES >> 20
                 raise BadInput(
-                    f"{directory} holds more than {LIMIT_BYTES >> 20} MiB, of which each task would "
-                    "get a copy — move data elsewhere, or name a smaller directory as source"
+                    f"{directory} has over {mib} MiB, and each task gets a copy — move data "
+                    "elsewhere, or name a smaller directory as source"
                 )
             if path.is_symlink() or not path.is_file():
                 archive.addfile(entry)
@@ -71,13 +70,10 @@ def object_name(digest: str) -> str:
 
 
 def copy(digest: str, target: Path, cache: Path, store: Store) -> None:
-    """A fresh copy of a source as `target`, from this node's cache; empty without a source.
+    """A fresh copy of a source as `target`, which is not there yet, from this node's cache.
 
     Raises NodeError when it cannot be had.
     """
-    if not digest:
-        target.mkdir(parents=True)
-        return
     kept = _cached(digest, cache, store)
     shutil.copytree(kept, target, symlinks=True)
 

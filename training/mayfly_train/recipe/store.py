@@ -15,6 +15,7 @@ from botocore.exceptions import ClientError
 
 from mayfly_train import s3
 from mayfly_train.errors import BadInput, NodeError
+from mayfly_train.recipe.quick_s3 import QuickS3
 
 _EXISTS = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
 
@@ -39,6 +40,9 @@ class Store(Protocol):
     def download(self, name: str, path: Path) -> None:
         """Get an object of any size, which there is, as a file."""
 
+    def delete(self, name: str) -> None:
+        """Remove an object; nothing happens when there is none."""
+
     def names(self, prefix: str) -> list[str]:
         """The names of all objects that begin with this, sorted."""
 
@@ -51,7 +55,8 @@ def open_store(address: str, settings: s3.S3Settings | None, connections: int = 
         return DirectoryStore(Path(address))
     if settings is None:
         settings = s3.S3Settings.from_environ(os.environ)
-    return S3Store(s3.connect(settings, connections), s3.parse_uri(address))
+    uri = s3.parse_uri(address)
+    return S3Store(s3.connect(settings, connections), uri, QuickS3(settings, uri.bucket))
 
 
 def read_json(store: Store, name: str) -> Any:
@@ -73,11 +78,15 @@ def to_bytes(document: Any) -> bytes:
 class S3Store:
     """Below a prefix of a bucket."""
 
-    def __init__(self, client: s3.S3Client, uri: s3.S3Uri) -> None:
-        self.client, self.uri = client, uri
+    def __init__(self, client: s3.S3Client, uri: s3.S3Uri, quick: QuickS3 | None = None) -> None:
+        """`quick` is asked first for small objects."""
+        self.client, self.uri, self._quick = client, uri, quick
         self.address = str(uri).rstrip("/")
 
     def read(self, name: str) -> bytes | None:
+        answer = self._quick.read(self.uri.join(name)) if self._quick else None
+        if answer is not None:
+            return answer[1] if answer[0] else None
         try:
             return s3.read_bytes(self.client, self.uri.join(name))
         except s3.NotFound:
@@ -89,6 +98,9 @@ class S3Store:
     def create(self, name: str, data: bytes) -> bool:
         """As the protocol says, by a conditional write, where the server knows these."""
         uri = self.uri.join(name)
+        created = self._quick.create(uri, data) if self._quick else None
+        if created is not None:
+            return created
         try:
             with s3.clear_errors(uri):
                 self.client.put_object(
@@ -113,6 +125,9 @@ class S3Store:
         with path.open("wb") as stream:
             for chunk in s3.read_chunks(self.client, self.uri.join(name)):
                 stream.write(chunk)
+
+    def delete(self, name: str) -> None:
+        s3.delete(self.client, self.uri.join(name))
 
     def names(self, prefix: str) -> list[str]:
         folder, _, start = prefix.rpartition("/")
@@ -167,6 +182,10 @@ class DirectoryStore:
         with _clear(self.directory / name):
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.directory / name, path)
+
+    def delete(self, name: str) -> None:
+        with _clear(self.directory / name):
+            (self.directory / name).unlink(missing_ok=True)
 
     def names(self, prefix: str) -> list[str]:
         folder = self.directory / prefix.rpartition("/")[0]

@@ -1,0 +1,109 @@
+"""A run on this machine: scheduler, workers and head, from start to the end of all of them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mayfly.errors import UserError
+from mayfly.recipe.runs import Place, open_ledger
+from mayfly_train.recipe import names
+from mayfly_train.recipe.document import Hardware, Recipe
+from mayfly_train.recipe.head import Head, Run
+
+STATES = ("done", "stopped", "failed", "running")
+
+
+@dataclass
+class Ticker:
+    """Says on standard error how far a run is, when that has changed."""
+
+    last: dict[str, str] = field(default_factory=dict)
+
+    def show(self, experiments: list[dict[str, Any]]) -> None:
+        for each in experiments:
+            line = progress(each)
+            if self.last.get(each["name"]) != line and each["state"] != "waiting":
+                self.last[each["name"]] = line
+                sys.stderr.write(f"{line}\n")
+
+
+def progress(experiment: Mapping[str, Any]) -> str:
+    """One experiment's state on one line."""
+    states, tasks = experiment["states"], experiment["tasks"]
+    counts = ", ".join(f"{states[name]} {name}" for name in STATES if states.get(name))
+    of = f" of {tasks}" if tasks is not None else ""
+    message = f" ({experiment['message']})" if experiment["message"] else ""
+    return f"{experiment['name']}: {experiment['state']}{message}: {counts or '0 done'}{of}"
+
+
+def execute(run: Run, place: Place, workers: int | None) -> str:
+    """Run to the end and return how it ended. Raises UserError without the engine's packages,
+    RemoteError and NodeError for what fails; KeyboardInterrupt leaves a run that can go on."""
+    here, dask_engine = _module("here"), _module("dask_engine")
+    place.store.delete(names.CANCEL)
+    ledger = open_ledger(place)
+    machine = here.Machine(
+        place.state / "machine", place.store.address, **_shape(run.recipe, workers)
+    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        machine.start()
+        engine = dask_engine.DaskEngine(machine.scheduler, machine.tls, alike=_alike(run.recipe))
+        try:
+            return Head(run, ledger, engine, Ticker().show).work()
+        finally:
+            engine.close()
+    finally:
+        machine.stop()
+        ledger.close()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(f"mayfly_train.recipe.{name}")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"recipes need the Python package {error.name}",
+            "install it with: pip install 'mayfly-training[recipe]'",
+        ) from None
+
+
+def _shape(recipe: Recipe, workers: int | None) -> dict[str, Any]:
+    """The worker processes: one for each GPU, else one for each task at a time; where tasks take
+    more than a core, one process that has all of them."""
+    wanted = workers or os.cpu_count() or 1
+    if any(each.hardware.gpus for each in recipe.experiments) and (gpus := _gpus()):
+        return {"workers": gpus, "devices": tuple(str(number) for number in range(gpus))}
+    if _alike(recipe):
+        return {"workers": wanted}
+    return {"workers": 1, "slots": wanted}
+
+
+def _alike(recipe: Recipe) -> bool:
+    """Whether every task takes one core and says nothing else of its node."""
+    plain = Hardware()
+    return all(
+        (each.hardware.cpus, each.hardware.memory, each.hardware.gpus)
+        == (plain.cpus, plain.memory, plain.gpus)
+        for each in recipe.experiments
+    )
+
+
+def _gpus() -> int:
+    """How many GPUs the driver lists; 0 without one."""
+    if not shutil.which("nvidia-smi"):
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

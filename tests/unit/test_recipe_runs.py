@@ -1,0 +1,243 @@
+"""Runs from the command line's side: begin, refuse, look at, interrupt, go on elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mayfly.errors import UserError
+from mayfly.recipe import look, runs
+from mayfly.recipe.load import load
+from mayfly_train.recipe import names
+from mayfly_train.recipe.engine import InProcessEngine
+from mayfly_train.recipe.head import Head
+from unit.recipe_fakes import Lab
+
+PATIENCE_S = 300.0
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = """\
+name: search
+experiments:
+  train:
+    command: sh train.sh {{x}} {{name}}
+    parameters: {x: [1, 3, 2], name: [a]}
+    search: {objective: acc}
+"""
+SCRIPT = """\
+echo "{\\"acc\\": $1, \\"note\\": \\"$2\\"}"
+echo careful >&2
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a recipe and its source, and a state directory of its own."""
+    monkeypatch.setenv("MAYFLY_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("MAYFLY_BUCKET", raising=False)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "recipe.yml").write_text(RECIPE)
+    (source / "train.sh").write_text(SCRIPT)
+    return source
+
+
+def begin(folder: Path) -> tuple[Any, runs.Place]:
+    place = runs.find_place("search", str(folder.parent / "store"))
+    return runs.create(load(folder / "recipe.yml"), place), place
+
+
+def worked(folder: Path) -> tuple[Any, runs.Place, Any]:
+    """A run that was worked on to its end."""
+    run, place = begin(folder)
+    lab = Lab(folder.parent)
+    lab.store = place.store
+    engine, ledger = InProcessEngine(lab.node()), runs.open_ledger(place)
+    Head(run, ledger, engine).work()
+    engine.close()
+    return run, place, ledger
+
+
+def test_a_second_run_of_one_name_is_refused(folder: Path):
+    begin(folder)
+    with pytest.raises(UserError, match="there is a run 'search' .* resume search"):
+        begin(folder)
+
+
+def test_a_changed_recipe_is_refused_with_what_differs(folder: Path):
+    _, place = begin(folder)
+    (folder / "recipe.yml").write_text(RECIPE.replace("[1, 3, 2]", "[1, 3]"))
+    with pytest.raises(UserError) as caught:
+        runs.reopen(place, folder / "recipe.yml")
+    assert "- parameters: {x: [1, 3, 2]" in str(caught.value)
+    assert "+ parameters: {x: [1, 3]," in str(caught.value)
+
+
+def test_a_comment_is_no_change_but_another_source_is(folder: Path):
+    _, place = begin(folder)
+    runs.reopen(place, folder / "recipe.yml")
+    (folder / "train.sh").write_text("exit 0\n")
+    with pytest.raises(UserError, match="the source of 'search' was changed"):
+        runs.reopen(place, folder / "recipe.yml")
+
+
+def test_an_unknown_run_names_the_nearest(folder: Path):
+    begin(folder)
+    runs.open_ledger(runs.find_place("search", str(folder.parent / "store")))
+    with pytest.raises(UserError, match="unknown run: 'serch'.*did you mean 'search'"):
+        runs.reopen(runs.find_place("serch", str(folder.parent / "store")))
+
+
+def test_the_latest_run_is_the_one_worked_on_last(folder: Path):
+    with pytest.raises(UserError, match="no recipe was run here"):
+        runs.latest()
+    worked(folder)
+    assert runs.latest() == "search"
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [("bench-runs", "s3://bench-runs"), ("s3://b-1/x/", "s3://b-1/x"), ("/mnt/x", "/mnt/x")],
+)
+def test_ways_to_name_a_store(given: str, address: str):
+    assert runs.base_address(given, {}) == address
+
+
+def test_a_store_that_is_none(folder: Path):
+    with pytest.raises(UserError, match="no place for runs"):
+        runs.base_address("Not A Bucket", {})
+
+
+def test_results_are_best_first_and_complete(folder: Path):
+    run, place, ledger = worked(folder)
+    (found,) = look.results(run, place, ledger, None)["experiments"]
+    assert [task["value"] for task in found["tasks"]] == [3, 2, 1]
+    best = found["tasks"][0]
+    assert best["task"] == "train/000001"
+    assert best["parameters"] == {"x": 3, "name": "a"}
+    assert best["results"] == {"acc": 3, "note": "a"}
+    assert found["node_seconds"] >= sum(task["seconds"] for task in found["tasks"]) - 0.01
+    with pytest.raises(UserError, match="unknown experiment: 'trian'"):
+        look.results(run, place, ledger, "trian")
+
+
+def test_results_as_a_table(folder: Path):
+    run, place, ledger = worked(folder)
+    header, first, *_ = look.as_csv(look.results(run, place, ledger, None)).splitlines()
+    row = dict(zip(header.split(","), first.split(","), strict=True))
+    assert (row["x"], row["result.acc"], row["result.note"]) == ("3", "3", "a")
+
+
+def test_status_says_how_it_ended(folder: Path):
+    run, place, ledger = worked(folder)
+    document = look.status(run, place, ledger)
+    assert document["state"] == "succeeded"
+    assert document["experiments"][0]["states"] == {"done": 3}
+
+
+def test_a_run_that_nobody_works_on_was_interrupted(folder: Path):
+    run, place = begin(folder)
+    assert look.status(run, place, runs.open_ledger(place))["state"] == "interrupted"
+    place.store.write(names.CANCEL, b"{}")
+    assert look.status(run, place, runs.open_ledger(place))["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_logs_of_a_task(folder: Path, stream: str):
+    run, place, ledger = worked(folder)
+    text = b"".join(look.log(look.find_task("train/2", run), stream, place, ledger, False))
+    assert text == {"stdout": b'{"acc": 2, "note": "a"}\n', "stderr": b"careful\n"}[stream]
+
+
+def test_following_goes_on_until_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    run, place = begin(folder)
+    ledger = runs.open_ledger(place)
+    prefix = "logs/train/000000/a-1/stdout/"
+    happened = [
+        lambda: place.store.write(f"{prefix}000001", b"one\n"),
+        lambda: place.store.write(f"{prefix}000002", b"two\n"),
+        lambda: place.store.write(f"{prefix}000003", b"three\n"),
+        lambda: place.store.write("done/train/000000.json", b"{}"),
+    ]
+    monkeypatch.setattr(look, "pause", lambda _: happened.pop(0)())
+    assert b"".join(look.log(("train", 0), "stdout", place, ledger, True)) == b"one\ntwo\nthree\n"
+    assert happened == []
+
+
+def test_a_task_that_has_not_begun(folder: Path):
+    run, place = begin(folder)
+    with pytest.raises(UserError, match="train/000009 has not begun"):
+        list(look.log(("train", 9), "stdout", place, runs.open_ledger(place), False))
+
+
+@pytest.mark.parametrize("text", ["train", "train/x", "other/1"])
+def test_what_is_no_task(folder: Path, text: str):
+    run, _ = begin(folder)
+    with pytest.raises(UserError):
+        look.find_task(text, run)
+
+
+@contextlib.contextmanager
+def mayfly(*words: str, state: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command line in a process of its own, with the real engine."""
+    path = os.pathsep.join(str(ROOT / part) for part in ("scripts", "training"))
+    environment = {**os.environ, "PYTHONPATH": path, "MAYFLY_STATE_DIR": str(state)}
+    code = "import sys; from mayfly.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "recipe", *words],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+SLOW = """\
+experiments:
+  slow:
+    command: sh -c 'echo $0 >> FOLDER/began; sleep 0.4; echo $0 >> FOLDER/ended' {{n}}
+    parameters: {n: {range: 0-11}}
+"""
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (path.exists() and len(path.read_text().split()) >= count):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ctrl_c_and_go_on_elsewhere_with_the_store_alone(folder: Path, tmp_path: Path):
+    """The whole way, on real processes: finished tasks do not run again on the second machine."""
+    (folder / "slow.yml").write_text(SLOW.replace("FOLDER", str(tmp_path)))
+    store = ("--store", str(tmp_path / "store"))
+    options = (*store, "--workers", "2")
+    with mayfly("run", str(folder / "slow.yml"), *options, state=tmp_path / "one") as first:
+        wait_for_lines(tmp_path / "ended", 4, first)
+        first.send_signal(signal.SIGINT)
+        _, said = first.communicate(timeout=PATIENCE_S)
+    assert first.returncode == 130
+    assert "go on with: mayfly recipe resume slow" in said
+    finished = {int(path.stem) for path in (tmp_path / "store/recipes/slow/done/slow").iterdir()}
+    assert 4 <= len(finished) < 12
+    with mayfly("resume", "slow", *options, "--json", state=tmp_path / "two") as again:
+        out, said = again.communicate(timeout=PATIENCE_S)
+    assert again.returncode == 0, said
+    assert json.loads(out)["outcome"] == "succeeded"
+    began = [int(word) for word in (tmp_path / "began").read_text().split()]
+    assert set(began) == set(range(12))
+    assert all(began.count(number) == 1 for number in finished)

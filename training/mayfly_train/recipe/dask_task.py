@@ -1,0 +1,73 @@
+"""The function that Dask runs on workers. It returns nothing: news travel as events."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mayfly_train.recipe import attempt
+from mayfly_train.recipe.attempt import Job, Node
+from mayfly_train.recipe.engine import ENDED, STARTED
+
+Emit = Callable[[list[Mapping[str, Any]]], None]
+TOGETHER_S = 0.05
+
+
+class Here:
+    """What this worker process is; set once, before it has any task."""
+
+    node: Node | None = None
+    news: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+    running = 0
+    lock = threading.Lock()
+
+
+def start(node: Node, emit: Emit) -> None:
+    """Make this process a worker of this node, whose news `emit` takes, several at a time."""
+    Here.node = node
+    threading.Thread(target=_tell, args=(emit,), name="news", daemon=True).start()
+
+
+def _tell(emit: Emit) -> None:
+    """Pass news on. A message costs more than what is in it, so they wait for each other."""
+    while True:
+        news = [Here.news.get()]
+        time.sleep(TOGETHER_S)
+        while not Here.news.empty():
+            news.append(Here.news.get())
+        emit(news)
+
+
+def run_jobs(jobs: list[Mapping[str, Any]]) -> None:
+    """Run attempts one after another on this worker; short ones come several at a time."""
+    for job in jobs:
+        _run(job)
+
+
+def _run(job: Mapping[str, Any]) -> None:
+    """Run one attempt. Events say when it starts and how it ended.
+
+    An event follows the marker that is in the store already; nobody has to fetch a result from a
+    worker, which would wait for one that is dead.
+    """
+    node = Here.node
+    assert node is not None, "the worker sets it before it starts"
+    with Here.lock:
+        Here.running += 1
+    try:
+        about = {"attempt": job["attempt"], "node": node.name}
+        Here.news.put({**about, "kind": STARTED})
+        outcome = attempt.run(Job(**job), node)
+        Here.news.put({**about, "kind": ENDED, "outcome": outcome})
+    finally:
+        with Here.lock:
+            Here.running -= 1
+
+
+def cancel_here(attempts: list[str]) -> None:
+    """End these attempts, if they are or will be here."""
+    if Here.node is not None:
+        Here.node.cancelled.update(attempts)

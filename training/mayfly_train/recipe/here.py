@@ -1,0 +1,126 @@
+"""An engine on this machine: a scheduler and workers as processes that end with their parent."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mayfly_train.errors import NodeError
+from mayfly_train.recipe import process, tls
+
+LOOPBACK = "127.0.0.1"
+START_S = 60.0
+LOOK_S = 0.2
+CALM_S = 2.0  # a worker that ends sooner than this is not started again at once
+
+
+@dataclass
+class Machine:
+    """What is started here. Every worker shares the scratch directory, as on a node."""
+
+    directory: Path
+    store: str
+    workers: int
+    slots: int = 1
+    memory: int = 0
+    devices: tuple[str, ...] = ()
+    scheduler: str = ""
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _scheduler: subprocess.Popen[bytes] | None = None
+    _since: dict[int, float] = field(default_factory=dict)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _keeper: threading.Thread | None = None
+
+    @property
+    def tls(self) -> Path:
+        """The certificates' directory."""
+        return self.directory / "tls"
+
+    @property
+    def scratch(self) -> Path:
+        """Where attempts are."""
+        return self.directory / "scratch"
+
+    def start(self) -> None:
+        """Raises NodeError when the scheduler does not come up."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.scratch.mkdir(exist_ok=True)
+        process.kill_orphans(self.scratch)
+        tls.make(self.tls, self.directory.name)
+        self._start_scheduler()
+        # This thread starts all workers: the system ends them with the thread that did.
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._keeper.start()
+
+    def _start_scheduler(self) -> None:
+        file = self.directory / "scheduler"
+        file.unlink(missing_ok=True)
+        words = ["--host", LOOPBACK, "--tls", str(self.tls), "--address-file", str(file)]
+        self._scheduler = self._spawn("dask_scheduler", words, "scheduler")
+        deadline = time.monotonic() + START_S
+        while not file.exists():
+            if self._scheduler.poll() is not None or time.monotonic() > deadline:
+                log = self.directory / "scheduler.log"
+                raise NodeError(f"the engine's scheduler did not start — see {log}")
+            time.sleep(0.02)
+        self.scheduler = file.read_text()
+
+    def _keep(self) -> None:
+        """Start workers, and others in place of those that end."""
+        while not self._ended.wait(LOOK_S if self.processes else 0):
+            for number in range(self.workers):
+                running = self.processes.get(number)
+                if running is not None and running.poll() is None:
+                    continue
+                if time.monotonic() - self._since.get(number, -CALM_S) < CALM_S:
+                    continue
+                if running is not None:
+                    process.kill_orphans(self.scratch)
+                self._since[number] = time.monotonic()
+                self.processes[number] = self._start_worker(number)
+
+    def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
+        name = f"worker-{number}"
+        words = [
+            *("--scheduler", self.scheduler, "--host", LOOPBACK, "--tls", str(self.tls)),
+            *("--store", self.store, "--scratch", str(self.scratch), "--name", name),
+            *("--slots", str(self.slots)),
+        ]
+        if self.memory:
+            words += ["--memory", str(self.memory)]
+        if self.devices:
+            words += ["--device", self.devices[number % len(self.devices)]]
+        return self._spawn("dask_worker", words, name)
+
+    def _spawn(self, module: str, words: list[str], name: str) -> subprocess.Popen[bytes]:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", f"mayfly_train.recipe.{module}", *words, "--with-parent"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a terminal's Ctrl-C is for the head alone
+            )
+
+    def stop(self) -> None:
+        """End all of it, and whatever tasks have left."""
+        self._ended.set()
+        started = [*self.processes.values(), *filter(None, [self._scheduler])]
+        for each in self.processes.values():
+            each.terminate()
+        for each in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if each is self._scheduler:
+                    each.terminate()
+                each.wait(process.GRACE_S + 10)
+            if each.poll() is None:
+                each.kill()
+                each.wait()
+        process.kill_orphans(self.scratch)
+        if self._keeper is not None:
+            self._keeper.join()
