@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import threading
 import time
 from collections import deque
@@ -70,6 +71,9 @@ class Node:
             for name, value in os.environb.items()
             if not name.startswith((b"DASK_", b"MAYFLY_"))
         }
+        # `python3` is the worker's own, with the packages that are installed for recipes.
+        own = os.fsencode(Path(sys.executable).parent)
+        self.environment[b"PATH"] = own + b":" + self.environment.get(b"PATH", os.defpath.encode())
 
 
 def run(job: Job, node: Node) -> Outcome:

@@ -1,0 +1,77 @@
+"""The built-in recipes: what they say they are, and their programs on real data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mayfly.recipe.load import BUILT_IN, load
+from mayfly.recipe.plan import Where, make_plan
+from mayfly_train.recipe import globs, sources
+from mayfly_train.recipe.document import Recipe, from_json
+from mayfly_train.recipe.engine import InProcessEngine
+from mayfly_train.recipe.expand import Context, Expansion
+from mayfly_train.recipe.head import Head, Run
+from unit.recipe_fakes import Lab
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_search_is_of_twelve_parameters_with_two_choices():
+    (only,) = load(Path("gbm_search")).recipe.experiments
+    assert [len(parameter.values) for parameter in only.parameters] == [2] * 12
+    assert make_plan(load(Path("gbm_search")), Where())["tasks"] == 4096
+
+
+@pytest.mark.parametrize("path", sorted(BUILT_IN.glob("*.yml")), ids=lambda path: path.stem)
+def test_every_one_is_found_by_its_name(path: Path):
+    assert load(Path(path.stem)).file == path
+    assert load(Path(path.stem)).source == path.with_suffix("")
+
+
+def test_one_combination_of_the_search(tmp_path: Path):
+    loaded = load(Path("gbm_search"))
+    (only,) = loaded.recipe.experiments
+    task = Expansion(only, Context("", {}, {})).task(4095)
+    assert task.parameters["n_estimators"] == 60
+    narrow = Recipe("one", (_with_only(only, task.parameters),))
+    lab, ledger = _work(tmp_path, narrow, loaded.source)
+    row = ledger.row("search", 0)
+    assert row is not None and row.state == "done", row
+    assert 0.95 < row.results["auc"] < 1
+
+
+def test_inference_merges_what_every_folder_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "training"))
+    loaded = load(Path("inference"))
+    lab, ledger = _work(tmp_path, loaded.recipe, loaded.source)
+    row = ledger.row("merge", 0)
+    assert row is not None and row.state == "done", list(ledger.experiments())
+    assert row.results["images"] == 597
+    assert row.results["accuracy"] > 0.85
+    assert sum(each.results["images"] for each in ledger.rows("infer")) == 597
+    merged = lab.store.read(f"outputs/merge/000000/{row.accepted}/classes.csv")
+    assert merged is not None and len(merged.splitlines()) == 597
+    assert json.loads(lab.store.read("done/merge/000000.json") or b"")["exit_code"] == 0
+
+
+def _with_only(experiment, values):
+    """The experiment with one value for each parameter."""
+    document = Recipe("", (experiment,)).to_json()
+    for parameter in document["experiments"][0]["parameters"]:
+        parameter["values"] = [values[parameter["name"]]]
+    return from_json(document).experiments[0]
+
+
+def _work(tmp_path: Path, recipe: Recipe, source: Path | None):
+    """Run in this process, with the python3 that runs the tests."""
+    lab = Lab(tmp_path)
+    run = Run(
+        recipe, sources.put(source, lab.store), lab.store, lambda text: globs.find(text, None, None)
+    )
+    engine, ledger = InProcessEngine(lab.node()), lab.ledger()
+    Head(run, ledger, engine).work()
+    engine.close()
+    return lab, ledger
