@@ -10,7 +10,8 @@ from pathlib import Path
 
 from distributed import Scheduler
 
-from mayfly_train.recipe import dask_settings, process
+from mayfly_train.recipe import dask_settings, process, versions
+from mayfly_train.recipe.store import open_store
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,10 +22,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tls", type=Path, required=True, help="directory of the certificates")
     parser.add_argument("--address-file", type=Path, required=True, help="file for the address")
     parser.add_argument("--with-parent", action="store_true", help="end when the parent ends")
+    parser.add_argument("--store", required=True, help="the run's address")
     args = parser.parse_args(argv)
     if args.with_parent:
         process.end_with_parent()
     dask_settings.apply()
+    versions.publish(open_store(args.store, None))
     asyncio.run(_serve(args))
     return 0
 

@@ -14,6 +14,7 @@ from mayfly_train.recipe.engine import ENDED, STARTED
 
 Emit = Callable[[list[Mapping[str, Any]]], None]
 TOGETHER_S = 0.05
+REST_S, MOST_REST_S = 0.25, 30.0
 
 
 class Here:
@@ -22,6 +23,7 @@ class Here:
     node: Node | None = None
     news: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
     running = 0
+    broken = 0  # attempts in a row that ended for the node's fault
     lock = threading.Lock()
 
 
@@ -62,9 +64,17 @@ def _run(job: Mapping[str, Any]) -> None:
         Here.news.put({**about, "kind": STARTED})
         outcome = attempt.run(Job(**job), node)
         Here.news.put({**about, "kind": ENDED, "outcome": outcome})
+        rest(outcome["state"] == attempt.BROKEN)
     finally:
         with Here.lock:
             Here.running -= 1
+
+
+def rest(broken: bool) -> None:
+    """Let other nodes have the next task, when this one cannot run any: longer each time."""
+    Here.broken = Here.broken + 1 if broken else 0
+    if broken and Here.node is not None:
+        Here.node.closing.wait(min(REST_S * 2**Here.broken, MOST_REST_S))
 
 
 def cancel_here(attempts: list[str]) -> None:

@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 from distributed import Worker
 
-from mayfly_train.recipe import dask_settings, dask_task, process
+from mayfly_train.errors import BadInput
+from mayfly_train.recipe import dask_settings, dask_task, process, versions
 from mayfly_train.recipe.attempt import Node
 from mayfly_train.recipe.store import open_store
 
@@ -37,6 +38,11 @@ def main(argv: list[str] | None = None) -> int:
     dask_settings.apply()
     args.scratch = args.scratch.absolute()
     store = open_store(args.store, None, connections=args.slots + 4)
+    try:
+        versions.require_same(store, args.name)
+    except BadInput as error:
+        print(f"mayfly: {error}", file=sys.stderr)
+        return error.exit_code
     node = Node(f"{args.name}-{secrets.token_hex(3)}", args.scratch, store)
     process.kill_orphans(args.scratch)
     asyncio.run(_serve(args, node))

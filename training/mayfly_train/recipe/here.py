@@ -61,6 +61,7 @@ class Machine:
         file = self.directory / "scheduler"
         file.unlink(missing_ok=True)
         words = ["--host", LOOPBACK, "--tls", str(self.tls), "--address-file", str(file)]
+        words += ["--store", self.store]
         self._scheduler = self._spawn("dask_scheduler", words, "scheduler")
         deadline = time.monotonic() + START_S
         while not file.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 RUN = "run.json"
 HEAD = "head.json"
 CANCEL = "cancel.json"
+ENGINE = "engine.json"
 LEDGER = "ledger.sqlite"
 DONE = "done/"
 
