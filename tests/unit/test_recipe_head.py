@@ -146,6 +146,7 @@ def test_lost_nodes_are_not_the_tasks_fault(lab: Lab, tmp_path: Path):
     rows = list(ledger.rows("only"))
     assert sum(row.node_losses for row in rows) == 4
     assert sum(row.failures for row in rows) == 0
+    assert sum(job.urgent for job in engine.jobs) == 4
     tasks: dict[int, set[str]] = {}
     for job in engine.jobs:
         tasks.setdefault(job.task["number"], set()).add(str(job.task["commands"]))

@@ -46,6 +46,8 @@ class Job:
     objective: str = ""
     maximize: bool = True
     stop_after: int = 0
+    urgent: bool = False
+    """Its task was handed out before: it goes ahead of those that never were."""
 
     def to_json(self) -> dict[str, Any]:
         """What `Job(**document)` takes."""

@@ -58,6 +58,11 @@ class DaskEngine:
         self._client.subscribe_topic(dask_settings.TOPIC, lambda event: self._news.put(event[1]))
 
     def submit(self, jobs: Sequence[Job], wanted: Hardware) -> None:
+        for urgent in (True, False):
+            if chosen := [job for job in jobs if job.urgent == urgent]:
+                self._submit(chosen, wanted, priority=int(urgent))
+
+    def _submit(self, jobs: Sequence[Job], wanted: Hardware, priority: int) -> None:
         resources: dict[str, float] = {"cpus": wanted.cpus}
         if wanted.memory:
             resources["memory"] = wanted.memory
@@ -72,6 +77,7 @@ class DaskEngine:
             key=keys,
             pure=False,
             retries=0,
+            priority=priority,
             resources=None if self._alike else resources,
         )
         self._futures.update(zip(keys, futures))

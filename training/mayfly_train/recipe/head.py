@@ -245,6 +245,7 @@ class Head:
             objective=search.objective,
             maximize=search.direction == MAXIMIZE,
             stop_after=search.stop_after,
+            urgent=stage.was_out(task),
         )
 
     # --- what attempts report ---

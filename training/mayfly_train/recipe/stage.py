@@ -34,6 +34,7 @@ class Stage:
         self.running = 0
         self._expansion, self._ledger = expansion, ledger
         self._again: deque[Task] = deque()
+        self._returned: set[int] = set()
         self._next = ledger.frozen(self.experiment.name)
         for row in ledger.rows(self.experiment.name, (WAITING, RUNNING)):
             self._again.append(row.task)
@@ -61,6 +62,11 @@ class Stage:
         """Take a task back, to hand it out again."""
         self.running -= 1
         self._again.append(task)
+        self._returned.add(task.number)
+
+    def was_out(self, task: Task) -> bool:
+        """Whether a task was handed out before, and came back."""
+        return task.number in self._returned
 
     def settle(self) -> None:
         """One task that was handed out has ended for good."""
