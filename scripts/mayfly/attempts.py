@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mayfly import inputs
 from mayfly.choices import label, pool
 from mayfly.destroy import destroyer_of
-from mayfly.errors import MayflyError, OverBudget, RemoteError
+from mayfly.errors import MayflyError, OverBudget, RemoteError, UserError
 from mayfly.failover import Attempt, Cause, NotMade, Pool, classify, next_offer, telling_line
 from mayfly.im import Manager
 from mayfly.job import Job, Ready, Tools
@@ -98,7 +98,7 @@ def _what_im_says(im: Manager, infrastructure: str, error: MayflyError) -> str:
 
 
 def _with_offer(ready: Ready, job: Job, tools: Tools, course: Course) -> Ready | None:
-    """The run on another offer; None when that has become dearer than the user has agreed to."""
+    """The run on another offer; None when there is no such type or image, or it is too dear now."""
     said = label(job.target)
     try:
         price = _price_now(job, tools)
@@ -106,9 +106,10 @@ def _with_offer(ready: Ready, job: Job, tools: Tools, course: Course) -> Ready |
             course.tried(job, Cause.PRICE, "dearer than the plan said")
             tools.display.say(course.attempts[-1].line())
             return None
+        image = image_of(job, ready.services, tools)
         basis = course.meter.switch(price)
-    except OverBudget as error:
-        course.tried(job, Cause.PRICE, str(error))
+    except UserError as error:  # one of the other offers may do
+        course.tried(job, Cause.PRICE if isinstance(error, OverBudget) else Cause.OTHER, str(error))
         tools.display.say(course.attempts[-1].line())
         return None
     tools.display.say(f"next offer: {said}")
@@ -118,7 +119,7 @@ def _with_offer(ready: Ready, job: Job, tools: Tools, course: Course) -> Ready |
         tools.ledger.set_cost(ready.run.id, basis.document())
     run = replace(
         ready.run,
-        image=image_of(job, ready.services, tools),
+        image=image,
         region=job.place.region,
         train_s=basis.train_s if basis else None,
         end_s=basis.end_s if basis else None,

@@ -13,7 +13,7 @@ from mayfly.prices import PriceList, TypePrice
 
 HOURS_OF_A_MONTH = 730
 # Before training: IM makes the nodes, installs on them and stages the data. After it: export and
-# destroy. Both upper ends together are what a node's dead-man timer allows beside training.
+# destroy.
 PREPARATION_S = (300.0, 1200.0)
 ENDING_S = (60.0, 600.0)
 # Model, checkpoints and logs, should the bucket be in another region: nothing at all, or this much.

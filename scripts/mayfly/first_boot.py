@@ -13,10 +13,13 @@ from mayfly.clouds import CloudProfile
 # Booting, IM's Ansible on the first node (at most 900 s), and SSH to all, generously.
 BOOT_S = 3600
 UNIT = "mayfly-boot-deadman"
-# Once the role has been there its timer counts, also after a reboot.
+# Once the role has been there its timer counts, also after a reboot. cloud-init runs this before
+# sysinit.target, for which units wait by default (systemd.timer(5)), and systemd-run for them: that
+# node would never come up.
 ARM = (
     "test -e /usr/local/sbin/mayfly-deadman ||"
-    f" systemd-run --unit={UNIT} --on-active={{seconds}} systemctl poweroff"
+    f" systemd-run --unit={UNIT} --on-active={{seconds}} --timer-property=DefaultDependencies=no"
+    " --property=DefaultDependencies=no systemctl poweroff"
 )
 
 

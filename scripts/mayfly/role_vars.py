@@ -14,11 +14,11 @@ from mayfly.juicefs import MODEL_DIR, MOUNT_POINT, store_name
 from mayfly.run import Run
 from mayfly.spec import JUICEFS, ClusterSpec, parse_git, split_s3_uri
 
-# A run that takes as long as it may still needs its nodes for what comes before and after.
-MARGIN_S = 1800
 # Between the timer and the first sign of life of a task lies all that IM's contextualization does,
 # which it ends after two hours.
 SILENCE_S = 7200 + 600
+# What comes after training, however long that took: the last evaluation, and export.
+MARGIN_S = 1800
 LEAST_S = 60  # what role deadman accepts
 
 
@@ -47,7 +47,7 @@ def share(variables: dict[str, Any], roles: Iterable[str]) -> dict[str, Any]:
 
 def _deadman(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     """Kept nodes are for the user to look at, so only the longest limit ends them."""
-    longest = spec.limits.max_duration + MARGIN_S
+    longest = SILENCE_S + spec.limits.max_duration + MARGIN_S
     paid = None if run.end_s is None else max(run.end_s, LEAST_S)
     longest = longest if paid is None else min(longest, paid)
     return {

@@ -127,11 +127,12 @@ def lifetime_s(journal: Iterable[Any], destroyed: bool, now: datetime) -> float:
     """Return for how long a run's nodes have been there, from its journal.
 
     Time counts from when they were asked for, which is before anybody is paid; of several offers
-    that were tried only the last, as the others are in the basis. Nodes are gone when the last
-    destroy has ended well.
+    that were tried only the last, as the others are in the basis. Nodes are gone when IM, or our
+    own sweep, has removed the last of them.
     """
     creates = [entry.intended for entry in journal if entry.action == "create"]
-    ends = [e.ended for e in journal if e.action == "destroy" and e.outcome == "done" and e.ended]
+    gone = ("destroy", "remove")
+    ends = [e.ended for e in journal if e.action in gone and e.outcome == "done" and e.ended]
     if not creates:
         return 0.0
     end = datetime.fromisoformat(max(ends)) if destroyed and ends else now

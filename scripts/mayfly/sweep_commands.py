@@ -79,15 +79,15 @@ def gc_command(
 
     Also finds runs that this machine does not know, by the tag mayfly-run, and nodes that their own
     timer has powered off. What a run of this machine still works with is shown and never removed;
-    whether a run of another machine goes on is not known here, so look at its age. --json only
-    lists, unless there is --yes.
+    whether a run of another machine goes on is not known here, so look at its age: while nodes of
+    it are on, --yes removes it only when --run names it. --json only lists, unless there is --yes.
     """
     name = _checked_cloud(cloud)
     ledger = _ledger()
     with make_display(plain=as_json) as display, Phases(display).phase("look"):
         view = _look(name, region or [], ledger)
     _require_found(run or [], view)
-    offered = [each for each in view.found if not each.goes_on and (not run or each.run in run)]
+    offered = [each for each in view.found if _is_offered(each, run or [], unasked=yes)]
     if not as_json:
         print(_text(view))
     left: list[str] = []
@@ -152,6 +152,13 @@ def _look(cloud: str, regions: list[str], ledger: Ledger) -> View:
     return View(cloud, account.who(), records, places, listings, found, moment)
 
 
+def _is_offered(each: Leftover, named: list[str], *, unasked: bool) -> bool:
+    """Whether a run may be removed; without being asked, only what cannot be at work elsewhere."""
+    if named:
+        return each.run in named and not each.goes_on
+    return not each.goes_on and not (unasked and each.state is None and each.works)
+
+
 def _require_found(runs: list[str], view: View) -> None:
     """Raise UserError for a run that was named and is not there, or that goes on."""
     found = {each.run: each for each in view.found}
@@ -183,7 +190,12 @@ def _remove(
     sweeper = Sweeper(lambda action, what: ledger.intent(run, action, what), report, GC_PACE)
     swept = sweeper.sweep(view.places, Marks(frozenset([run]), known))
     reasons = {key: refused.message for key, refused in swept.refusals.items()}
-    return [
+    unknown_now = [
+        f"{what.kind}s in {listing.place} could not be listed: {what.why}"
+        for listing in swept.listings
+        for what in listing.unlisted
+    ]
+    return unknown_now + [
         f"{thing} in {thing.place}: "
         + reasons.get((thing.place, thing.kind, thing.id), "it does not go away")
         for thing in swept.things

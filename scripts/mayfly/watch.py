@@ -297,7 +297,7 @@ def stopped(status: Status) -> LimitReached:
 def failure(status: Status) -> Broken | LimitReached:
     """Return the exception that says what a failed status says."""
     error = status.error or {}
-    if status.reason and not str(error.get("message")).startswith(EXPORT_FAILED):
+    if status.reason and str(error.get("message")).startswith(status.stopped_because or "\0"):
         return LimitReached(status.reason, str(error.get("message")), "nothing is exported")
     where = " on ".join(str(error[key]) for key in ("task", "node") if error.get(key))
     message = str(error.get("message") or "no cause given")

@@ -302,7 +302,7 @@ def test_im_gives_nodes_a_timer_at_their_first_boot(im_python: Path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    timer = "systemd-run --unit=mayfly-boot-deadman --on-active=3600 systemctl poweroff"
+    timer = "systemd-run --unit=mayfly-boot-deadman --on-active=3600 --timer-property"
     for cloud in ("aws", "azure", "openstack", "egi"):
         for group in ("ps", "worker"):
             made = found[f"{cloud} {group}"]

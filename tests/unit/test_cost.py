@@ -9,9 +9,12 @@ import pytest
 from tests.unit.cloud_fakes import price_list
 
 from mayfly import cost
+from mayfly.clouds import load_job
 from mayfly.cost import Interval, duration, estimate, unpriced
 from mayfly.node_types import Nodes
 from mayfly.prices import PriceList, TypePrice
+from mayfly.role_vars import role_vars
+from mayfly.run import Run
 
 SEEDS = pytest.mark.parametrize("seed", range(40))
 ONE_HOUR = Interval(1.0, 1.0)
@@ -144,10 +147,11 @@ def test_the_time_before_and_after_training_is_paid_too():
     assert duration(7200, 3600).low == pytest.approx(1.0 + hours.low)
 
 
-def test_the_upper_end_is_what_the_nodes_own_timer_allows():
-    from mayfly.role_vars import MARGIN_S
-
-    assert cost.PREPARATION_S[1] + cost.ENDING_S[1] == MARGIN_S
+def test_the_nodes_own_timer_allows_more_than_the_plan_counts():
+    spec, _ = load_job(None, {"cloud": "local", "bucket": "my-models"}, {})
+    run = Run("r", "image", "collection", None, "us-east-1")
+    planned = cost.PREPARATION_S[1] + spec.limits.max_duration + cost.ENDING_S[1]
+    assert role_vars(spec, run)["deadman_max_s"] > planned
 
 
 def test_a_type_without_a_price_is_no_guess():

@@ -395,13 +395,23 @@ def test_a_run_that_its_nodes_stopped_has_a_model_a_reason_and_an_exit_code(stag
 
 
 def test_a_run_that_was_stopped_without_a_checkpoint_says_so(stage):
-    error = {"message": "no money: stopped before there was a checkpoint"}
+    because = STOPPED["stopped_because"]
+    error = {"message": f"{because}: stopped before there was a checkpoint"}
     stage.store.statuses = [{**STOPPED, "state": "failed", "error": error}]
     outcome = run(stage)
     assert outcome.error.exit_code == 3
     assert outcome.document["model_uri"] is None
     assert "before there was a checkpoint" in outcome.document["error"]["message"]
     assert stage.tools.ledger.get(RUN).state == "destroyed"
+
+
+def test_a_run_that_fails_while_a_limit_stops_it_has_failed(stage):
+    error = {"message": "HDFS has not answered for 100 s"}
+    stage.store.statuses = [{**STOPPED, "state": "failed", "error": error}]
+    outcome = run(stage)
+    assert outcome.error.exit_code == 1
+    assert "HDFS has not answered" in str(outcome.error)
+    assert stage.tools.ledger.get(RUN).outcome == "failed"
 
 
 def test_a_budget_that_is_used_up_while_nodes_are_configured_ends_the_run(stage):

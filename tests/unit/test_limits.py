@@ -59,6 +59,7 @@ def test_a_run_ends_with_its_last_step_in_the_bucket(tmp_path: Path, client):
             log_dir=own,
             ended_file=own / "ended",
             alive_file=own / "alive",
+            stay_poll=0.1,
         )
 
     def supervise(task: str) -> threading.Thread:

@@ -85,6 +85,8 @@ def test_nodes_cost_from_when_they_were_asked_for_until_they_are_gone():
     assert lifetime_s([CREATED, failed], False, NOW) == 7200
     gone = entry("destroy", "11:30:00.000", "2026-11-28T11:30:00.000Z")
     assert lifetime_s([CREATED, failed, gone], True, NOW) == 5400
+    swept = entry("remove", "11:30:00.000", "2026-11-28T11:45:00.000Z")
+    assert lifetime_s([CREATED, failed, swept], True, NOW) == 6300, "IM was silent"
     asked = entry("create", "10:00:00.000", None, None)
     assert lifetime_s([asked], False, NOW) == 7200, "who was killed may have made them"
 

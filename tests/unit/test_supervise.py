@@ -7,12 +7,15 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.unit.train_fakes import FakeBoard, cluster, cluster_running
 
 from mayfly_train import markers
+from mayfly_train.lifecycle import RunState, dump_state
+from mayfly_train.markers import MEMORY
 from mayfly_train.probe import Pulse
 from mayfly_train.supervise import (
     BAD_COMMAND,
@@ -49,8 +52,15 @@ def supervisor(tmp_path, board, task, program, grace=0.3, **changes):
         ended_file=tmp_path / "ended",
         alive_file=tmp_path / "alive",
         overtime=0.0,
+        stay_poll=None,
     )
     return Supervisor(cluster_running(script, **changes), parse_task(task), board, made)
+
+
+def staying(subject: Supervisor, poll: float = 0.05) -> Supervisor:
+    """The same supervisor, which waits for the run's end."""
+    subject.settings = replace(subject.settings, stay_poll=poll)
+    return subject
 
 
 def heartbeat(board: FakeBoard, task: str) -> dict:
@@ -350,10 +360,42 @@ def test_a_task_that_runs_keeps_its_node_alive(tmp_path, board):
     thread.join(30)
 
 
-def test_a_task_that_is_done_early_keeps_its_node_until_the_run_may_last(tmp_path, board):
-    assert supervisor(tmp_path, board, "worker-0", "pass", max_duration_s=7200).run() == OK
-    vouched = (tmp_path / "alive").stat().st_mtime - time.time()
-    assert 3600 < vouched <= 7200
+@pytest.mark.parametrize("end", ["succeeded", "failed", "stopped"])
+def test_a_task_that_is_done_keeps_its_node_until_the_model_is_exported(tmp_path, board, end):
+    """Done before the chief, or by its success: its disk has a part of what is exported."""
+    subject = staying(supervisor(tmp_path, board, "worker-0", "pass"))
+    thread, codes = in_background(subject)
+    wait_until(lambda: heartbeat(board, "worker-0").get("state") == "succeeded")
+    board.write("DONE", b"{}")
+    board.write(MEMORY, phase("exporting"))
+    os.utime(tmp_path / "alive", (0, 0))
+    wait_until(lambda: (tmp_path / "alive").stat().st_mtime > 0)
+    assert thread.is_alive()
+    assert not (tmp_path / "ended").exists()
+    board.write(MEMORY, phase(end))
+    thread.join(30)
+    assert codes == [OK]
+    assert json.loads((tmp_path / "ended").read_text())["run"] == cluster().run
+
+
+def phase(name: str) -> bytes:
+    """What the coordinator remembers on the board."""
+    return json.dumps({"state": dump_state(RunState(name, 0.0, 0.0))}).encode()
+
+
+def test_a_task_that_is_done_does_not_stay_for_longer_than_the_run_may_last(tmp_path, board):
+    subject = staying(supervisor(tmp_path, board, "worker-0", "pass", max_duration_s=8))
+    assert subject.run() == OK
+    assert not (tmp_path / "ended").exists()
+
+
+def test_a_task_that_is_done_leaves_when_it_is_stopped(tmp_path, board):
+    subject = staying(supervisor(tmp_path, board, "worker-0", "pass"), 60)
+    thread, codes = in_background(subject)
+    wait_until(lambda: heartbeat(board, "worker-0").get("state") == "succeeded")
+    subject.stop()
+    thread.join(30)
+    assert codes == [OK]
 
 
 def test_the_chiefs_success_does_not_end_the_run_on_its_node(tmp_path, board):

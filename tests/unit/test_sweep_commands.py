@@ -236,7 +236,9 @@ def test_runs_are_shown_with_age_and_those_that_go_on_are_kept(mayfly, ledger, e
     assert "unknown here" in out
     assert "goes on (training)" in out
     assert "--yes" in err
-    code, out, _ = mayfly("gc", "--cloud", "aws", "--yes")
+    assert mayfly("gc", "--cloud", "aws", "--yes")[0] == 0
+    assert nodes(ec2)[unknown] == "running", "it may be at work for another machine"
+    code, out, _ = mayfly("gc", "--cloud", "aws", "--yes", "--run", OTHER_RUN)
     assert code == 0
     assert "\nremoved " in out
     assert nodes(ec2) == {running: "running", unknown: "terminated"}
@@ -290,20 +292,25 @@ def test_bad_input_is_one_line_and_exit_code_2(mayfly, words, says, monkeypatch)
     assert says in err.splitlines()[-1]
 
 
-def test_what_may_not_be_listed_is_told_by_kind(mayfly, ec2, monkeypatch):
+def refusing(call: str) -> AwsAccount:
+    """An account whose owner may not make one of the calls."""
+
     class Refusing(AwsAccount):
         def place(self, region):
             found = super().place(region)
 
             def refuse(**_):
                 error = {"Error": {"Code": "UnauthorizedOperation", "Message": "not you"}}
-                raise ClientError(error, "DescribeVolumes")
+                raise ClientError(error, call)
 
-            found.client.meta.events.register("before-call.ec2.DescribeVolumes", refuse)
+            found.client.meta.events.register(f"before-call.ec2.{call}", refuse)
             return found
 
-    account = Refusing(lambda service, region: boto3.client(service, region), "us-east-1")
-    monkeypatch.setattr(sweep_commands, "find_account", lambda *_: account)
+    return Refusing(lambda service, region: boto3.client(service, region), "us-east-1")
+
+
+def test_what_may_not_be_listed_is_told_by_kind(mayfly, ec2, monkeypatch):
+    monkeypatch.setattr(sweep_commands, "find_account", lambda *_: refusing("DescribeVolumes"))
     make_node(ec2, OTHER_RUN, OTHER_INFRA)
     code, out, _ = mayfly("gc", "--cloud", "aws", "--json")
     document = json.loads(out)
@@ -348,3 +355,27 @@ def test_who_goes_on(ledger, recorded, had, age_s, expected):
     things = [Thing("instance", "i-1", "x", RUN, had)] if had else []
     moment = datetime.fromisoformat(record.updated) + timedelta(seconds=age_s)
     assert goes_on(record, things, moment.astimezone(UTC)) is expected
+
+
+def test_a_run_at_work_is_kept_while_nobody_can_tell_whether_it_has_nodes(
+    mayfly, ledger, ec2, monkeypatch
+):
+    add(ledger, RUN, INFRA, "training")
+    node = make_node(ec2, RUN, INFRA)
+    monkeypatch.setattr(sweep_commands, "find_account", lambda *_: refusing("DescribeInstances"))
+    code, out, _ = mayfly("gc", "--cloud", "aws", "--yes", "--json")
+    (found,) = json.loads(out)["runs"]
+    assert (code, found["goes_on"]) == (1, True)
+    assert nodes(ec2) == {node: "running"}
+
+
+def test_what_could_not_be_looked_at_after_the_removal_is_not_called_removed(
+    mayfly, ledger, ec2, monkeypatch
+):
+    add(ledger, RUN, INFRA, "destroyed")
+    make_node(ec2, RUN, INFRA)
+    monkeypatch.setattr(sweep_commands, "find_account", lambda *_: refusing("DescribeVolumes"))
+    code, out, _ = mayfly("gc", "--cloud", "aws", "--yes", "--run", RUN, "--json")
+    document = json.loads(out)
+    assert (code, document["ok"]) == (1, False)
+    assert any("volumes" in each and "could not be listed" in each for each in document["left"])

@@ -34,6 +34,7 @@ from mayfly_train.cluster import (
     load_cluster,
 )
 from mayfly_train.errors import NodeError
+from mayfly_train.lifecycle import ENDED, parse_state
 from mayfly_train.markers import DONE, FAILED, STOP, STOPPED, Board
 from mayfly_train.probe import Pulse
 from mayfly_train.progress import Progress, after_line
@@ -65,6 +66,9 @@ OVERTIME_S = 300.0
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 BOARD_WAIT_S = 120.0
 HUNG_S = 45.0  # without an answer of the program's gRPC server
+STAY_POLL_S = 10.0
+# A board that does not answer for so long has gone with its nodes, and its run with it.
+DESERTED_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Settings:
     poll: float = POLL_S
     board_wait: float = BOARD_WAIT_S
     hung: float = HUNG_S
+    stay_poll: float | None = STAY_POLL_S
+    """How often a task that is done looks whether its run is; None: it does not wait for that."""
     state_dir: Path = STATE_DIR
     ended_file: Path = ENDED_FILE
     alive_file: Path = ALIVE_FILE
@@ -101,6 +107,17 @@ def run(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.stop())
     return supervisor.run()
+
+
+def is_run_over(board: Board) -> bool:
+    """Whether the run has failed, or its coordinator has told its end: the export is over, too.
+
+    Raises NodeError when the board does not answer.
+    """
+    if FAILED in board.names():
+        return True
+    state = parse_state((markers.read_json(board, markers.MEMORY) or {}).get("state"))
+    return state is not None and state.phase in ENDED
 
 
 class Supervisor:
@@ -136,8 +153,10 @@ class Supervisor:
         self._recall_progress()
         self._remember()
         if (over := self._over(names)) is not None:
+            self._finish(over, OK)
+            self._stay()
             self._mark_ended()
-            return self._finish(over, OK)
+            return OK
         with contextlib.suppress(OSError):
             self.settings.ended_file.unlink(missing_ok=True)  # an earlier run's
         if self.attempt == 1:
@@ -147,12 +166,15 @@ class Supervisor:
         if self.task.kind in launch.ENGINES[self.cluster.engine].servers:
             pulse.start()
         try:
-            return self._follow(child, pulse)
+            code = self._follow(child, pulse)
         finally:
             pulse.stop()
             child.kill_group()
             self._leave_log()
-            self._mark_ended_if_over()
+        if code == OK:
+            self._stay()
+        self._mark_ended_if_over()
+        return code
 
     def _over(self, names: Collection[str]) -> str | None:
         """The state of a task that is not to be started as its run is over, None if it goes on."""
@@ -225,10 +247,7 @@ class Supervisor:
         if code == 0:
             if self.task.kind == CHIEF:
                 self._must_write(DONE, {"time": markers.utc_now(), **asdict(self.progress)})
-            self._finish("succeeded", OK, code)
-            if self.task.kind != CHIEF:
-                self._vouch()
-            return OK
+            return self._finish("succeeded", OK, code)
         over = self._names()
         if self._stop.is_set() or FAILED in over or STOPPED in over:
             return self._finish("stopped", OK, code)
@@ -276,12 +295,24 @@ class Supervisor:
         except NodeError as error:
             self._say(f"heartbeat not written: {error}")
 
-    def _vouch(self) -> None:
-        """Keep the node, whose disk the run may need, though its task was done before the run."""
-        until = self.first_start + self.cluster.max_duration_s
-        with contextlib.suppress(OSError):
-            self.settings.alive_file.touch()
-            os.utime(self.settings.alive_file, (until, until))
+    def _stay(self) -> None:
+        """Keep the node until the run is over: what is done here may still be read from here.
+
+        Its disk has a part of the model, and the first parameter server has HDFS's NameNode. The
+        dead-man timer counts from what is written after this.
+        """
+        until = self.first_start + self.cluster.max_duration_s + self.settings.overtime
+        answered = time.monotonic()
+        while self.settings.stay_poll and not self._stop.is_set() and time.time() < until:
+            with contextlib.suppress(OSError):
+                self.settings.alive_file.touch()
+            with contextlib.suppress(NodeError):
+                if is_run_over(self.board):
+                    return
+                answered = time.monotonic()
+            if time.monotonic() - answered > DESERTED_S:
+                return
+            self._stop.wait(self.settings.stay_poll)
 
     def _names(self) -> list[str]:
         try:

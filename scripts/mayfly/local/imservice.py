@@ -118,6 +118,11 @@ def up(
     known, password = read_record(record), _password(directory)
     if daemon.process() and wish.items() <= known.items():
         return ImService(known["url"], Secret(password), auth, reused=True)
+    if daemon.process() and _is_busy(
+        kind, paths
+    ):  # as by another command, with nodes in the making
+        progress(f"the {kind.title} is at work: what has changed since its start counts later")
+        return ImService(known["url"], Secret(password), auth, reused=True)
     daemon.stop(STOP_SECONDS)
     port = ports.port_setting(environ, kind.port_variable, kind.default_port)
     ports.require_free(ADDRESS, port, kind.port_variable)
@@ -132,6 +137,15 @@ def up(
     daemon.wait(lambda: _answers(url), START_SECONDS)
     record.write_text(json.dumps({"url": url, **wish}))
     return ImService(url, Secret(password), auth, reused=False)
+
+
+def _is_busy(kind: Kind, paths: Paths) -> bool:
+    """Whether a running service is not to be started anew: clouds' nodes cost while it is away."""
+    return (
+        kind is CLOUDS
+        and running(kind, paths) is not None
+        and known_infrastructures(kind, paths) > 0
+    )
 
 
 def check(kind: Kind, paths: Paths, environ: Mapping[str, str] = os.environ) -> None:

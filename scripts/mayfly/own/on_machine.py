@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -77,11 +78,14 @@ class Machine:
     def claim(self, run: str) -> dict[str, Any]:
         """Take the machine for `run`, unless another one has it: its name is in the answer."""
         path = self.root / CLAIM
+        mine = path.with_name(f"{path.name}.{os.getpid()}")
+        mine.write_text(run, encoding="utf-8")
         try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(run)
+            os.link(mine, path)  # whole or not at all: whoever comes second reads a name
         except FileExistsError:
             pass
+        finally:
+            mine.unlink()
         return {"used_by": self._claim()}
 
     def free(self, run: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from mayfly.sweep.things import Listing, Marks, Thing
 NODES = ("instance", "server")
 OFF = ("stopped", "shutoff")  # by the dead-man timer, say: their disks still cost
 BEGUN = ("preparing", "creating", "configuring")  # nodes may be yet to come
+AT_WORK = (*BEGUN, "training", "exporting")
 STAMP = re.compile(r"-(\d{6}-\d{6})-[0-9a-f]{4}$")  # of a run's identifier
 
 
@@ -37,6 +38,11 @@ class Leftover:
     def powered_off(self) -> int:
         """How many of its nodes are there but off."""
         return sum(thing.kind in NODES and thing.state in OFF for thing in self.things)
+
+    @property
+    def works(self) -> bool:
+        """Whether it has nodes that are on."""
+        return any(thing.kind in NODES and thing.state not in OFF for thing in self.things)
 
     def age(self, moment: datetime) -> str:
         """How old it is, in words."""
@@ -68,7 +74,8 @@ def group(
     for listing in listings:
         for thing in listing.things:
             found.setdefault(thing.run, []).append(thing)
-    leftovers = [_leftover(run, had, known.get(run), moment) for run, had in found.items()]
+    blind = any(what.kind in NODES for listing in listings for what in listing.unlisted)
+    leftovers = [_leftover(run, had, known.get(run), moment, blind) for run, had in found.items()]
     return sorted(leftovers, key=lambda each: (each.since or "", each.run))
 
 
@@ -104,11 +111,11 @@ def lines(leftover: Leftover, moment: datetime) -> list[str]:
     return [title, *(f"  {thing} in {thing.place}" for thing in leftover.things)]
 
 
-def goes_on(record: Record, had: Sequence[Thing], moment: datetime) -> bool:
+def goes_on(record: Record, had: Sequence[Thing], moment: datetime, blind: bool = False) -> bool:
     """Return whether a run of this ledger may still be at work.
 
     One whose nodes have all ended or are off does not, unless they were kept on purpose, or some
-    may be yet to come.
+    may be yet to come, or nodes could not be listed (`blind`).
     """
     if record.state in ("destroyed", "destroying"):
         return False
@@ -116,17 +123,21 @@ def goes_on(record: Record, had: Sequence[Thing], moment: datetime) -> bool:
         return True
     if any(thing.kind in NODES and thing.state not in OFF for thing in had):
         return True
+    if blind and record.state in AT_WORK:
+        return True
     age = moment - datetime.fromisoformat(record.updated)
     return record.state in BEGUN and age.total_seconds() < FRESH_S
 
 
-def _leftover(run: str, had: list[Thing], record: Record | None, moment: datetime) -> Leftover:
+def _leftover(
+    run: str, had: list[Thing], record: Record | None, moment: datetime, blind: bool
+) -> Leftover:
     begun = [thing.since for thing in had if thing.since]
     return Leftover(
         run=run,
         things=tuple(had),
         state=record.state if record else None,
-        goes_on=record is not None and goes_on(record, had, moment),
+        goes_on=record is not None and goes_on(record, had, moment, blind),
         since=_stamp(run) or (min(begun) if begun else None),
     )
 
