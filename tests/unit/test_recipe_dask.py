@@ -190,6 +190,7 @@ def test_everything_ends_with_a_killed_head(tmp_path: Path):
     """Kill -9 of the process that has started it: scheduler, worker and task end, too."""
     script = f"""
 import sys, time
+sys.path.append({str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from unit.recipe_fakes import Lab
 from mayfly_train.recipe.dask_engine import DaskEngine
@@ -209,6 +210,7 @@ Head(lab.run(Experiment("only", (line,))), lab.ledger(), engine).work()
     head = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert head.stdout is not None
     pids = [int(word) for word in head.stdout.readline().split()]
+    assert len(pids) == 2, "the head did not start"
     task = tmp_path / "task"
     eventually(lambda: task.exists() and bool(task.read_text().strip()))
     pids.append(int(task.read_text()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,7 +103,7 @@ words = ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & sleep 1"]
 root = pathlib.Path("/")
 process.run(process.Command(words, root, environment, out, out, "attempt-1"), None, str)
 """
-    subprocess.run(["python3", "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
     assert not is_running(int((tmp_path / "out").read_text()))
 
 
