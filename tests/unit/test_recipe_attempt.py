@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mayfly_train.errors import NodeError
 from mayfly_train.recipe import attempt, names, sources
 from mayfly_train.recipe.attempt import Job
 from mayfly_train.recipe.expand import Task
@@ -188,3 +190,86 @@ def test_the_same_in_s3(client: Any, tmp_path: Path):
     assert lab.store.names("outputs/") == ["outputs/train/000007/a-1/x"]
     assert lab.store.names("logs/train/000007/a-1/std") == ["logs/train/000007/a-1/stdout/000001"]
     assert not lab.store.create(names.done("train/000007"), b"{}")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "rmdir ../output && ln -s /etc ../output",
+        "rmdir ../output",
+        "mkdir ../output/result.json",
+        "mkfifo ../output/result.json",
+        "ln -s /etc/hostname ../output/result.json",
+    ],
+)
+def test_an_output_that_is_none_is_the_commands_failure(lab: Lab, script: str):
+    node = lab.node()
+    outcome = attempt.run(job(shell(script)), node)
+    assert outcome["state"] == "failed", outcome
+    assert lab.store.names("outputs/") == []
+    assert attempt.run(job(shell("touch ../output/x"), name="a-2"), node)["state"] == "done"
+
+
+@pytest.mark.parametrize("name", ["output", "source", "inputs"])
+@pytest.mark.parametrize("how", ["ln -s {there} ../{name}", "touch ../{name}"])
+def test_a_slot_outlives_what_a_task_puts_in_its_place(
+    lab: Lab, tmp_path: Path, name: str, how: str
+):
+    source, there = tmp_path / "from", tmp_path / "there"
+    for each in (source, there):
+        each.mkdir()
+        (each / "file").write_text("kept\n")
+    digest, node = sources.put(source, lab.store), lab.node()
+    line = f"rm -rf ../{name}; " + how.format(there=there, name=name)
+    attempt.run(job(shell(f"{line}; exit 1"), source=digest), node)
+    outcome = attempt.run(job(shell("cat file > ../output/y"), name="a-2", source=digest), node)
+    assert outcome["state"] == "done", outcome
+    assert lab.store.read("outputs/train/000007/a-2/y") == b"kept\n"
+    assert [path.name for path in there.iterdir()] == ["file"]
+
+
+def test_an_input_is_fetched_again_when_the_store_has_failed(lab: Lab):
+    lab.store.write("outputs/prepare/000001/a-9/model", b"weights")
+    download, failures = lab.store.download, [1]
+
+    def flaky(name: str, path: Path) -> None:
+        if failures and failures.pop():
+            raise NodeError("the store is away")
+        download(name, path)
+
+    lab.store.download = flaky  # type: ignore[method-assign]
+    node, line = lab.node(), ["cat", "../inputs/prepare/000001/model"]
+    inputs = ("prepare/000001/a-9",)
+    assert attempt.run(job(line, inputs=inputs), node)["state"] == "broken"
+    assert attempt.run(job(line, name="a-2", inputs=inputs), node)["state"] == "done"
+
+
+def test_a_marker_that_is_refused_and_not_there_is_written_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    """As when two write at a time, and the store takes neither (409)."""
+    monkeypatch.setattr(attempt, "CLAIM_S", 0.0)
+    create, refused = lab.store.create, [1, 1]
+    lab.store.create = lambda *words: (  # type: ignore[method-assign]
+        False if refused and refused.pop() else create(*words)
+    )
+    outcome = attempt.run(job(["true"]), lab.node())
+    assert read_json(lab.store, names.done("train/000007")) == outcome
+    refused += [1] * 1000
+    other = Job(**{**job(["true"]).to_json(), "task": {**job(["true"]).task, "number": 8}})
+    assert attempt.run(other, lab.node())["state"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("'{\"acc\": ' + '1' * 400 + '}'", None),
+        ("'{\"acc\": 1e999}'", None),
+        ("'{\"a\": ' * 100000 + '1' + '}' * 100000", None),
+    ],
+)
+def test_numbers_and_texts_beyond_all_bounds_are_no_results(lab: Lab, line: str, value: None):
+    words = [sys.executable, "-c", f"print({line})"]
+    outcome = attempt.run(job(words, objective="acc"), lab.node())
+    assert (outcome["state"], outcome["value"]) == ("done", value)
+    assert b"Infinity" not in (lab.store.read("done/train/000007.json") or b"")

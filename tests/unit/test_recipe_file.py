@@ -162,3 +162,15 @@ def test_a_source_that_is_not_there(tmp_path: Path):
 def test_ways_to_write_a_range(tmp_path: Path, written: str, ends: tuple[Any, Any]):
     (only,) = read(tmp_path, PUBLISHED.replace("0.1-0.3", written)).recipe.experiments
     assert (only.parameters[0].low, only.parameters[0].high) == ends
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('experiments: {a: {command: "x {{y}}", parameters: {y: ["a\\0b"]}}}', "no command can"),
+        ("experiments: &all\n  a: {command: x, environment: *all}\n", "contains itself"),
+        (f"experiments: {{{'a' * 61}: {{command: x}}}}", "line 1"),
+    ],
+)
+def test_what_would_only_show_on_a_worker(tmp_path: Path, text: str, part: str):
+    assert part in error(tmp_path, text)

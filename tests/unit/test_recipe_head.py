@@ -8,8 +8,9 @@ import pytest
 
 from mayfly_train.errors import BadInput, NodeError
 from mayfly_train.recipe import head as heads
+from mayfly_train.recipe.attempt import Job
 from mayfly_train.recipe.document import Experiment, Hardware, Parameter, Search
-from mayfly_train.recipe.engine import InProcessEngine, Member, why_no_room
+from mayfly_train.recipe.engine import ENDED, LOST, InProcessEngine, Member, Report, why_no_room
 from mayfly_train.recipe.head import Head
 from mayfly_train.recipe.ledger import Ledger
 from mayfly_train.recipe.lock import Lease
@@ -310,3 +311,102 @@ def test_what_a_task_waits_for_is_named(wanted: Hardware, part: str):
     members = [Member("a", 2, 2, 4 << 30, 0), Member("b", 1, 1, 1 << 30, 0)]
     assert part in why_no_room(members, wanted)
     assert bool(part) == bool(why_no_room(members, wanted))
+
+
+class FakeRecordingEngine(InProcessEngine):
+    """Runs nothing; attempts end when the test says so."""
+
+    def __init__(self, node, slots: int) -> None:
+        super().__init__(node, slots)
+        self.jobs: list[Job] = []
+
+    def submit(self, jobs, wanted) -> None:
+        self.jobs += jobs
+
+
+def head_on(lab: Lab, engine: InProcessEngine, only: Experiment) -> Head:
+    head = Head(lab.run(only), lab.ledger(), engine)
+    head._lease.take()
+    head._begin()
+    return head
+
+
+def test_what_came_back_does_not_wait_for_room(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    """One of two nodes is lost: more tasks are out than its like would now be handed."""
+    monkeypatch.setattr(heads, "TURN_S", 0.01)
+    engine = FakeRecordingEngine(lab.node(), slots=4)
+    head = head_on(lab, engine, Experiment("only", ("true {{n}}",), (numbered(99),)))
+    head._turn()
+    assert len(engine.jobs) == 4 * heads.WINDOW
+    engine._member = Member("left", 2, 8, 1 << 30, 0)
+    lost = engine.jobs[:2]
+    for job in lost:
+        engine._news.put(Report(job.attempt, LOST))
+    head._turn()
+    head._turn()
+    again = engine.jobs[4 * heads.WINDOW :]
+    assert {job.task["number"] for job in again} == {job.task["number"] for job in lost}
+    assert all(job.urgent for job in again)
+
+
+def test_a_limit_holds_while_nodes_come_and_is_no_barrier(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(heads, "TURN_S", 0.01)
+    engine = FakeRecordingEngine(lab.node(), slots=1)
+    head = head_on(lab, engine, Experiment("only", ("true {{n}}",), (numbered(99),), workers=2))
+    head._turn()
+    engine._member = Member("large", 8, 8, 1 << 30, 0)
+    head._turn()
+    assert len(engine.jobs) == 2
+    first = engine.jobs[0]
+    outcome = {"state": "done", "attempt": first.attempt, "node": "large"}
+    engine._news.put(Report(first.attempt, ENDED, "large", outcome))
+    head._turn()
+    head._turn()
+    assert len(engine.jobs) == 3
+
+
+def test_found_markers_cost_no_waiting(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    only = appending(tmp_path / "ran", 60)
+    assert lab.work(lab.run(only))[0] == "succeeded"
+    waits: list[float] = []
+
+    class FakeCountingEngine(InProcessEngine):
+        def wait(self, timeout_s):
+            waits.append(timeout_s)
+            return super().wait(timeout_s)
+
+    engine = FakeCountingEngine(lab.node("node-1"))
+    ledger = Ledger(tmp_path / "elsewhere/ledger.sqlite")
+    assert Head(lab.run(only), ledger, engine).work() == "succeeded"
+    engine.close()
+    assert ledger.states("only") == {"done": 60}
+    assert sum(waits) < 2 * heads.TURN_S
+
+
+def test_an_attempt_that_was_second_ends_in_the_ledger(lab: Lab):
+    marker = {"state": "done", "attempt": "other", "node": "node-9"}
+
+    class FakeLateEngine(InProcessEngine):
+        def wait(self, timeout_s):
+            return [
+                Report(each.attempt, each.kind, each.node, each.outcome and marker)
+                for each in super().wait(timeout_s)
+            ]
+
+    _, ledger = lab.work(lab.run(Experiment("only", ("true",))), FakeLateEngine(lab.node()))
+    (attempt,) = ledger.attempts("only", 0)
+    assert (attempt["state"], attempt["message"]) == ("superseded", "other was first")
+
+
+def test_a_replaced_head_leaves_the_others_ledger_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(heads, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("mayfly_train.recipe.lock.EVERY_S", 0.0)
+    (lab.path / "other.json").write_text('{"id": 1, "host": "elsewhere", "beat": 0}')
+    monkeypatch.setattr(heads, "COPY_EVERY_S", 1e9)
+    lab.store.write("ledger.sqlite", b"newer")
+    thief = f"sh -c 'cp {lab.path}/other.json {lab.path}/store/head.json; exec sleep 600'"
+    with pytest.raises(NodeError, match="another head has taken over"):
+        lab.work(lab.run(Experiment("only", (thief,))))
+    assert lab.store.read("ledger.sqlite") == b"newer"

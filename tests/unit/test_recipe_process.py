@@ -135,3 +135,67 @@ def test_the_group_is_told_while_the_command_runs(execute, tmp_path: Path):
     groups: list[int] = []
     execute(["sh", "-c", "echo $$"], note=groups.append)
     assert groups == [int((tmp_path / "out").read_text())]
+
+
+def test_children_of_what_has_left_the_group_end_too(tmp_path: Path):
+    script = f"""
+import os, pathlib
+from mayfly_train.recipe import process
+process.adopt_orphans()
+out = open({str(tmp_path / "out")!r}, "wb")
+environment = dict(os.environb)
+environment[b"{process.ATTEMPT}"] = b"attempt-1"
+inner = "sleep 600 & echo $!; echo $$; wait"
+words = ["sh", "-c", f"setsid sh -c '{{inner}}' & sleep 1"]
+root = pathlib.Path("/")
+process.run(process.Command(words, root, environment, out, out, "attempt-1"), None, str)
+"""
+    subprocess.run(["python3", "-c", script], check=True, timeout=60)
+    pids = [int(word) for word in (tmp_path / "out").read_text().split()]
+    assert len(pids) == 2
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def test_what_left_the_group_of_a_killed_worker_ends_too(tmp_path: Path):
+    """Its group is gone; the attempt's name in its environment is left."""
+    escaped = subprocess.Popen(
+        ["sleep", "600"], start_new_session=True, env={**os.environ, process.ATTEMPT: "a-77"}
+    )
+    try:
+        Records(tmp_path / process.RUNNING / "dead", "999999999 1").note(0, 999999998, "a-77")
+        assert process.kill_orphans(tmp_path) == 0
+        assert escaped.wait(timeout=30) == -9
+    finally:
+        escaped.kill()
+        escaped.wait()
+
+
+def test_a_command_ends_when_its_group_cannot_be_recorded(execute):
+    """A full disk, say: what has been started does not go on in a slot that others get."""
+    groups: list[int] = []
+
+    def note(group: int) -> None:
+        groups.append(group)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        execute(["sleep", "600"], note=note)
+    assert not is_running(groups[0])
+
+
+def test_a_dead_one_that_nobody_reaps_holds_up_nothing(execute, tmp_path: Path):
+    """Its parent has left the group and does not wait for it."""
+    child = """
+import os, time
+if os.fork():
+    time.sleep(0.5)
+    os._exit(0)
+group = os.fork()
+if not group:
+    time.sleep(600)
+os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+    assert execute(python(child)).exit_code == 0
+    os.kill(int((tmp_path / "out").read_text()), 9)

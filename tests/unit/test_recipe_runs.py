@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,13 @@ import pytest
 
 from mayfly.errors import UserError
 from mayfly.recipe import look, runs
+from mayfly.recipe.execute import execute
 from mayfly.recipe.load import load
+from mayfly_train.errors import BadInput
 from mayfly_train.recipe import names
 from mayfly_train.recipe.engine import InProcessEngine
 from mayfly_train.recipe.head import Head
+from mayfly_train.recipe.lock import Lease
 from unit.recipe_fakes import Lab
 
 PATIENCE_S = 300.0
@@ -241,3 +245,49 @@ def test_ctrl_c_and_go_on_elsewhere_with_the_store_alone(folder: Path, tmp_path:
     began = [int(word) for word in (tmp_path / "began").read_text().split()]
     assert set(began) == set(range(12))
     assert all(began.count(number) == 1 for number in finished)
+
+
+def test_runs_of_one_name_in_two_stores_are_two(folder: Path):
+    _, place, ledger = worked(folder)
+    ledger.close()
+    other = runs.find_place("search", str(folder.parent / "elsewhere"))
+    runs.create(load(folder / "recipe.yml"), other)
+    assert other.state != place.state
+    assert runs.open_ledger(other).experiments() == []
+
+
+def test_a_ledger_of_a_removed_run_is_not_taken_for_the_new_one(folder: Path):
+    _, place, ledger = worked(folder)
+    ledger.close()
+    shutil.rmtree(folder.parent / "store")
+    begin(folder)
+    assert runs.open_ledger(place).experiments() == []
+
+
+def test_a_run_that_is_worked_on_is_left_alone(folder: Path):
+    run, place = begin(folder)
+    Lease(place.store).take()
+    place.store.write(names.CANCEL, b"{}")
+    with pytest.raises(BadInput, match="is run by process"):
+        execute(run, place, 1)
+    assert place.store.read(names.CANCEL) == b"{}"
+    assert not (place.state / "machine").exists()
+
+
+def test_what_failed_elsewhere_runs_again_here(folder: Path, tmp_path: Path):
+    """On another machine with the store alone: nothing is fetched over what was forgiven."""
+    (folder / "bad.yml").write_text(
+        f"experiments: {{bad: {{command: test -e {tmp_path}/fixed, retries: {{task: 0}}}}}}\n"
+    )
+    options = ("--store", str(tmp_path / "store"), "--workers", "1")
+    with mayfly("run", str(folder / "bad.yml"), *options, state=tmp_path / "one") as first:
+        first.communicate(timeout=PATIENCE_S)
+    assert first.returncode == 1
+    head = tmp_path / "store/recipes/bad/head.json"
+    head.write_text(json.dumps({**json.loads(head.read_text()), "host": "elsewhere"}))
+    (tmp_path / "fixed").touch()
+    words = ("rerun", "bad", "--failed", *options)
+    with mayfly(*words, state=tmp_path / "two") as again:
+        _, said = again.communicate(timeout=PATIENCE_S)
+    assert again.returncode == 0, said
+    assert "1 tasks run again" in said

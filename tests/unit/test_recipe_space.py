@@ -108,3 +108,12 @@ def test_blocks_meet():
     tasks = expansion(3000)
     assert [task.number for task in tasks.tasks()] == list(range(3000))
     assert list(tasks.tasks())[1024] == tasks.task(1024)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "loguniform"])
+@pytest.mark.parametrize(("low", "high"), [(100000.1, 100000.9), (0.99999, 0.999999), (1, 1.0001)])
+def test_a_narrow_range_is_drawn_from_all_over(kind: str, low: float, high: float):
+    space = Space((Parameter("x", kind, low=low, high=high),), 1000, 0)
+    (found,) = space.columns(0, 1000)
+    assert len(set(found)) > 900
+    assert all(low <= value <= high for value in found)

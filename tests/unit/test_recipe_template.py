@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +65,28 @@ def test_rendering_is_by_column():
         ("run", "2", "y"),
     ]
     assert shlex.join(Renderer(line, ["b", "a"], False)([["1"], ["x"]])[0]) == "run x 1"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "cat <<END\n{{x}}\nEND",
+        "true # {{x}}",
+        "echo `echo {{x}}`",
+        "echo $(echo {{x}})",
+        "# don't\necho '{{x}}'",
+    ],
+)
+@pytest.mark.parametrize(
+    "value", ["$(touch ran)", "`touch ran`", "a\ntouch ran", "'; touch ran; '"]
+)
+def test_no_value_is_run_wherever_it_stands(script: str, value: str, tmp_path: Path):
+    words = Renderer(parse(script, shell=True), ["x"], True)([[value]])[0]
+    subprocess.run(words, cwd=tmp_path, check=False, capture_output=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plain_value_stands_in_a_script_as_it_is():
+    script = "echo {{x}} {{y}}"
+    (words,) = Renderer(parse(script, shell=True), ["y", "x"], True)([["a b"], ["0.5"]])
+    assert words[-1] == "mayfly_0='a b'\necho 0.5 \"$mayfly_0\""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 
 from mayfly_train.errors import BadInput
 from mayfly_train.recipe import dask_task, names, versions
+from mayfly_train.recipe.attempt import Job, Node
+from mayfly_train.recipe.engine import ENDED
+from mayfly_train.recipe.expand import Task
 from mayfly_train.recipe.store import DirectoryStore, to_bytes
 
 
@@ -64,3 +68,39 @@ def test_a_node_that_fails_by_itself_rests_longer_each_time(monkeypatch: pytest.
         dask_task.rest(broken)
     assert node.waited[:3] == [0.5, 1.0, 0.5]
     assert node.waited[-1] == dask_task.MOST_REST_S
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """This process as a worker whose news stay in the queue."""
+    node = Node("node-1", tmp_path / "node", DirectoryStore(tmp_path / "store"))
+    monkeypatch.setattr(dask_task.Here, "node", node)
+    monkeypatch.setattr(dask_task.Here, "news", queue.SimpleQueue())
+    monkeypatch.setattr(dask_task, "REST_S", 0.0)
+    return node
+
+
+def ends() -> list[tuple[str, str]]:
+    found = []
+    while not dask_task.Here.news.empty():
+        news = dask_task.Here.news.get()
+        if news["kind"] == ENDED:
+            found.append((news["attempt"], news["outcome"]["state"]))
+    return found
+
+
+def jobs(source: str = "") -> list[dict[str, object]]:
+    tasks = [Task("only", n, {}, [["true"]], {}) for n in range(3)]
+    return [Job(f"a-{t.number}", t.to_json(), source, "", "r.json").to_json() for t in tasks]
+
+
+def test_what_a_broken_node_has_not_begun_goes_back_at_once(worker: Node):
+    dask_task.run_jobs(jobs(source="0" * 64))  # which is not in the store
+    assert ends() == [("a-0", "broken"), ("a-1", "cancelled"), ("a-2", "cancelled")]
+
+
+def test_a_worker_that_ends_begins_nothing(worker: Node):
+    worker.closing.set()
+    dask_task.run_jobs(jobs())
+    assert ends() == [(f"a-{n}", "cancelled") for n in range(3)]
+    assert worker.store.names("") == []

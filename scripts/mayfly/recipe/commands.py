@@ -120,14 +120,7 @@ def rerun(
     if not failed:
         raise UserError("nothing to run again: finished tasks never are", "add --failed")
     place = runs.find_place(run or runs.latest(), store)
-    reopened = runs.reopen(place)
-    if lock.is_held(place.store):
-        raise UserError(f"run {place.name!r} is still running", "wait for it, or cancel it")
-    ledger = runs.open_ledger(place)
-    count = ledger.forgive()
-    ledger.close()
-    sys.stderr.write(f"{count} tasks run again\n")
-    _work(reopened, place, workers, as_json)
+    _work(runs.reopen(place), place, workers, as_json, again=True)
 
 
 @app.command(epilog="Example: mayfly recipe status")
@@ -191,10 +184,12 @@ def cancel(
     emit({"run": place.name, "was_running": alive}, f"{place.name}: {said}", as_json=as_json)
 
 
-def _work(run: Run, place: runs.Place, workers: int | None, as_json: bool) -> None:
+def _work(
+    run: Run, place: runs.Place, workers: int | None, as_json: bool, again: bool = False
+) -> None:
     """Run to the end, and show where that is. Raises RunFailed when it is no good one."""
     try:
-        outcome = execute(run, place, workers)
+        outcome = execute(run, place, workers, again)
     except KeyboardInterrupt:
         sys.stderr.write(f"go on with: mayfly recipe resume {place.name}\n")
         raise

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mayfly.errors import UserError
 from mayfly.recipe.runs import Place, open_ledger
-from mayfly_train.recipe import names
+from mayfly_train.recipe import lock, names
 from mayfly_train.recipe.document import Hardware, Recipe
 from mayfly_train.recipe.head import Head, Run
 
@@ -44,19 +46,28 @@ def progress(experiment: Mapping[str, Any]) -> str:
     return f"{experiment['name']}: {experiment['state']}{message}: {counts or '0 done'}{of}"
 
 
-def execute(run: Run, place: Place, workers: int | None) -> str:
-    """Run to the end and return how it ended. Raises UserError without the engine's packages,
-    RemoteError and NodeError for what fails; KeyboardInterrupt leaves a run that can go on."""
-    here, dask_engine = _module("here"), _module("dask_engine")
+def execute(run: Run, place: Place, workers: int | None, again: bool = False) -> str:
+    """Run to the end and return how it ended; `again`: what has failed, too. Raises UserError
+    without the engine's packages, RemoteError and NodeError for what fails, BadInput while another
+    head works on the run; KeyboardInterrupt leaves a run that can go on."""
+    _require("distributed")
+    here = _module("here")
+    lock.require_free(place.store)  # before anything of the other's is touched
     place.store.delete(names.CANCEL)
     ledger = open_ledger(place)
+    if again:
+        sys.stderr.write(f"{ledger.forgive()} tasks run again\n")
     machine = here.Machine(
         place.state / "machine", place.store.address, **_shape(run.recipe, workers)
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        # The engine's client is as long in coming up as its scheduler: both at a time.
+        threading.Thread(target=_module, args=("dask_engine",), daemon=True).start()
         machine.start()
-        engine = dask_engine.DaskEngine(machine.scheduler, machine.tls, alike=_alike(run.recipe))
+        engine = _module("dask_engine").DaskEngine(
+            machine.scheduler, machine.tls, alike=_alike(run.recipe)
+        )
         try:
             return Head(run, ledger, engine, Ticker().show).work()
         finally:
@@ -70,14 +81,23 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+def _require(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise _missing(package)
+
+
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(f"mayfly_train.recipe.{name}")
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"recipes need the Python package {error.name}",
-            "install it with: pip install 'mayfly-training[recipe]'",
-        ) from None
+        raise _missing(error.name) from None
+
+
+def _missing(package: str | None) -> UserError:
+    return UserError(
+        f"recipes need the Python package {package}",
+        "install it with: pip install 'mayfly-training[recipe]'",
+    )
 
 
 def _shape(recipe: Recipe, workers: int | None) -> dict[str, Any]:

@@ -54,7 +54,10 @@ def parse(text: str, file: Path) -> tuple[dict[str, Any], Lines]:
     if not isinstance(content, dict) or node is None:
         raise UserError(f"{file} is not a recipe: it is not a mapping", "see docs/recipes.md")
     found: dict[Key, int] = {}
-    _walk(node, (), found, file)
+    try:
+        _walk(node, (), found, file)
+    except RecursionError:
+        raise UserError(f"{file} contains itself", "write out what its aliases stand for") from None
     return content, Lines(file, found)
 
 

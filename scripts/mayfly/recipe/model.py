@@ -60,11 +60,20 @@ def _values(value: Any) -> Any:
     for item in value:
         if not isinstance(item, Scalar):
             raise ValueError(f"has {item!r}: values are text, numbers, true or false")
+        if isinstance(item, str) and not (item.isprintable() or _is_argument(item)):
+            raise ValueError(f"has {item!r}: no command can have that character")
     texts = Counter(str(item) for item in value)
     twice, times = texts.most_common(1)[0]
     if times > 1:
         raise ValueError(f"has {twice!r} twice: each value counts once")
     return tuple(value)
+
+
+def _is_argument(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return False
 
 
 def _lines(value: object) -> object:
@@ -323,7 +332,9 @@ class RecipeFile(Model):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)
     """What the run is called."""
-    experiments: dict[Annotated[str, Field(pattern=NAME)], Experiment] = Field(min_length=1)
+    experiments: dict[Annotated[str, Field(pattern=NAME, max_length=60)], Experiment] = Field(
+        min_length=1
+    )
     """Tasks of each kind, by name."""
     image: str | None = None
     """Runtime or container image."""

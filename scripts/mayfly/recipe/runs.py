@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,18 +55,20 @@ def base_address(given: str | None, environ: Mapping[str, str]) -> str:
 def find_place(name: str, given: str | None, environ: Mapping[str, str] = os.environ) -> Place:
     """The place of a run of this name, whether or not it is there yet."""
     store = open_store(f"{base_address(given, environ)}/{PREFIX}/{name}", None)
-    return Place(name, store, find_paths(environ).state.parent / PREFIX / name)
+    # Runs of one name in two stores know nothing of each other.
+    key = hashlib.sha256(store.address.encode()).hexdigest()[:8]
+    return Place(name, store, find_paths(environ).state.parent / PREFIX / name / key)
 
 
 def latest(environ: Mapping[str, str] = os.environ) -> str:
     """The name of the run that this machine worked on last. Raises UserError without any."""
     known = sorted(
-        (find_paths(environ).state.parent / PREFIX).glob("*/ledger.sqlite"),
+        (find_paths(environ).state.parent / PREFIX).glob("*/*/ledger.sqlite"),
         key=lambda path: path.stat().st_mtime,
     )
     if not known:
         raise UserError("no recipe was run here", "start one with `mayfly recipe run FILE`")
-    return known[-1].parent.name
+    return known[-1].parent.parent.name
 
 
 def create(loaded: Loaded, place: Place) -> Run:
@@ -79,6 +83,7 @@ def create(loaded: Loaded, place: Place) -> Run:
         "text": loaded.text,
         "source": source,
         "directory": str(loaded.source) if loaded.source else None,
+        "id": secrets.token_hex(8),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     if not place.store.create(names.RUN, to_bytes(kept)):
@@ -103,28 +108,37 @@ def reopen(place: Place, file: Path | None = None) -> Run:
 
 
 def open_ledger(place: Place) -> Ledger:
-    """The ledger: this machine's, or the store's copy when another machine worked on it last."""
+    """The ledger: this machine's, or the store's copy when another machine worked on it last, or
+    when this machine's is of an earlier run of this name, which was removed from the store."""
     head = read_json(place.store, names.HEAD)
     elsewhere = head is not None and head["host"] != socket.gethostname()
+    run = hashlib.sha256(place.store.read(names.RUN) or b"").hexdigest()
     place.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if elsewhere or not place.ledger_file.exists():
+    note = place.state / "run"
+    known = note.read_text() if note.exists() else ""
+    if elsewhere or known != run or not place.ledger_file.exists():
         _fetch_ledger(place)
+        note.write_text(run)
     return Ledger(place.ledger_file)
 
 
 def _fetch_ledger(place: Place) -> None:
-    if names.LEDGER not in place.store.names(names.LEDGER):
-        return
+    """The store's copy instead of what is here; nothing when there is none."""
+    fetched = place.state / "fetched.sqlite"
+    fetched.unlink(missing_ok=True)
+    if names.LEDGER in place.store.names(names.LEDGER):
+        place.store.download(names.LEDGER, fetched)
     for path in place.state.glob("ledger.sqlite*"):
         path.unlink()
-    place.store.download(names.LEDGER, place.ledger_file)
+    if fetched.exists():
+        fetched.rename(place.ledger_file)
 
 
 def _kept(place: Place) -> dict[str, Any]:
     kept = read_json(place.store, names.RUN)
     if kept is not None:
         return dict(kept)
-    known = place.state.parent
+    known = place.state.parent.parent
     others = [path.name for path in known.iterdir()] if known.exists() else []
     if others:
         raise unknown("run", place.name, others, f"nothing is at {place.store.address}")

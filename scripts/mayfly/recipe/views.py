@@ -56,7 +56,8 @@ def status_view(document: Mapping[str, Any]) -> RenderableType:
     for each in document["experiments"]:
         tasks = "?" if each["tasks"] is None else str(each["tasks"])
         counts = [str(each["states"].get(state, 0)) for state in counted]
-        table.add_row(*map(escape, (each["name"], each["state"], tasks, *counts)), each["message"])
+        message = each["message"] or ""
+        table.add_row(*map(escape, (each["name"], each["state"], tasks, *counts, message)))
     return table
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mayfly_train.errors import BadInput, NodeError
-from mayfly_train.recipe import names, process, results, shipping, sources
+from mayfly_train.recipe import names, process, results, shipping, slots, sources
 from mayfly_train.recipe.expand import Task, task_from
 from mayfly_train.recipe.shipping import Curve, MedianWatch, Shipper, Tail
 from mayfly_train.recipe.slots import Records, Slot, Slots
@@ -28,6 +28,7 @@ from mayfly_train.recipe.store import Store, read_json, to_bytes
 DONE, FAILED, STOPPED, CANCELLED, BROKEN = "done", "failed", "stopped", "cancelled", "broken"
 ACCEPTED = (DONE, STOPPED)
 _TAIL_BYTES = 2000
+CLAIMS, CLAIM_S = 20, 0.25
 _SCAN_BYTES = 1 << 20
 
 Outcome = dict[str, Any]
@@ -89,7 +90,7 @@ def run(job: Job, node: Node) -> Outcome:
         if marker is not None:
             return dict(marker)
         outcome = _run(job, task, node)
-    except (OSError, NodeError) as error:
+    except Exception as error:  # noqa: BLE001 (else an engine would decide what becomes of the task)
         # Not the command's fault: no room on the disk, or no way to the store.
         outcome = {"state": BROKEN, "message": _line(error)}
     outcome |= {
@@ -107,13 +108,27 @@ def _leave(outcome: Outcome, task: Task, job: Job, node: Node) -> Outcome:
     """Write the marker of a good end, or the record of another; a marker that is there wins."""
     try:
         if outcome["state"] in ACCEPTED:
-            if not node.store.create(names.done(task.id), to_bytes(outcome)):
-                return dict(read_json(node.store, names.done(task.id)) or outcome)
-        else:
-            node.store.write(names.attempt(task.id, job.attempt), to_bytes(outcome))
+            return _claim(names.done(task.id), outcome, node.store)
+        node.store.write(names.attempt(task.id, job.attempt), to_bytes(outcome))
     except NodeError as error:
         return {**outcome, "state": BROKEN, "message": _line(error)}
     return outcome
+
+
+def _claim(name: str, outcome: Outcome, store: Store) -> Outcome:
+    """The outcome that a task's marker has: this one, or that of whoever was first.
+
+    A store may refuse a write because of another that is under way: then there is no marker yet,
+    and perhaps never one of the other's.
+    """
+    for _ in range(CLAIMS):
+        if store.create(name, to_bytes(outcome)):
+            return outcome
+        marker = read_json(store, name)
+        if marker is not None:
+            return dict(marker)
+        time.sleep(CLAIM_S)
+    raise NodeError(f"{store.address}/{name} can be neither written nor read")
 
 
 def _run(job: Job, task: Task, node: Node) -> Outcome:
@@ -134,6 +149,7 @@ def _fetch(name: str, inputs: Path, node: Node) -> None:
     prefix = f"outputs/{name}/"
     if not kept.exists():
         new = kept.with_name(f".{kept.name}-{os.getpid()}-{threading.get_ident()}")
+        slots.remove(new)  # of an earlier try that the store has failed
         new.mkdir(parents=True)
         for each in node.store.names(prefix):
             node.store.download(each, new / each[len(prefix) :])
@@ -232,6 +248,8 @@ def _judge(ended: process.Ended, slot: Slot, job: Job, task: Task, node: Node) -
 
 def _upload(output: Path, prefix: str, store: Store) -> int:
     """Store every file of an output directory; links that lead out of it are refused."""
+    if output.is_symlink() or not output.is_dir():
+        raise BadInput("the output directory was taken away, or is a link — leave it where it is")
     with os.scandir(output) as entries:
         if next(entries, None) is None:
             return 0

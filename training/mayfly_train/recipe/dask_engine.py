@@ -68,7 +68,9 @@ class DaskEngine:
             resources["memory"] = wanted.memory
         if wanted.gpus:
             resources["gpus"] = wanted.gpus
-        size = self.together()
+        # Few tasks are spread: no slot has several while others have none.
+        slots = sum(member.slots for member in self._members) or 1
+        size = max(1, min(self.together(), -(-len(jobs) // slots)))
         groups = [list(jobs[start : start + size]) for start in range(0, len(jobs), size)]
         keys = [group[0].attempt for group in groups]
         futures = self._client.map(

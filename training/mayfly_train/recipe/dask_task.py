@@ -44,13 +44,29 @@ def _tell(emit: Emit) -> None:
 
 
 def run_jobs(jobs: list[Mapping[str, Any]]) -> None:
-    """Run attempts one after another on this worker; short ones come several at a time."""
+    """Run attempts one after another on this worker; short ones come several at a time.
+
+    What this node cannot run goes back at once, for others to run.
+    """
+    able = True
     for job in jobs:
-        _run(job)
+        if able and not (Here.node is not None and Here.node.closing.is_set()):
+            able = _run(job) != attempt.BROKEN
+        else:
+            _hand_back(job)
+    rest(not able)
 
 
-def _run(job: Mapping[str, Any]) -> None:
-    """Run one attempt. Events say when it starts and how it ended.
+def _hand_back(job: Mapping[str, Any]) -> None:
+    """Report an attempt that was not begun; nobody is to blame."""
+    outcome = {"state": attempt.CANCELLED, "attempt": job["attempt"], "message": "not begun"}
+    node = "" if Here.node is None else Here.node.name
+    about = {"attempt": job["attempt"], "node": node}
+    Here.news.put({**about, "kind": ENDED, "outcome": outcome})
+
+
+def _run(job: Mapping[str, Any]) -> str:
+    """Run one attempt, and say how it ended. Events say when it starts and how it ended.
 
     An event follows the marker that is in the store already; nobody has to fetch a result from a
     worker, which would wait for one that is dead.
@@ -64,7 +80,7 @@ def _run(job: Mapping[str, Any]) -> None:
         Here.news.put({**about, "kind": STARTED})
         outcome = attempt.run(Job(**job), node)
         Here.news.put({**about, "kind": ENDED, "outcome": outcome})
-        rest(outcome["state"] == attempt.BROKEN)
+        return str(outcome["state"])
     finally:
         with Here.lock:
             Here.running -= 1
@@ -74,7 +90,7 @@ def rest(broken: bool) -> None:
     """Let other nodes have the next task, when this one cannot run any: longer each time."""
     Here.broken = Here.broken + 1 if broken else 0
     if broken and Here.node is not None:
-        Here.node.closing.wait(min(REST_S * 2**Here.broken, MOST_REST_S))
+        Here.node.closing.wait(min(REST_S * 2 ** min(Here.broken, 10), MOST_REST_S))
 
 
 def cancel_here(attempts: list[str]) -> None:

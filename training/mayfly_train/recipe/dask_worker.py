@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import psutil
-from distributed import Worker
+from distributed import Status, Worker
 
 from mayfly_train.errors import BadInput
 from mayfly_train.recipe import dask_settings, dask_task, process, versions
@@ -91,6 +91,8 @@ async def _serve(args: argparse.Namespace, node: Node) -> None:
     async with worker:
         waits = [asyncio.ensure_future(each) for each in (ended.wait(), worker.finished())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if worker.status == Status.running:
+            worker.status = Status.paused  # what has not begun is for others
         node.closing.set()
         deadline = time.monotonic() + END_S
         while dask_task.Here.running and time.monotonic() < deadline:

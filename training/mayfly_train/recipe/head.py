@@ -24,7 +24,7 @@ from mayfly_train.recipe.stage import SETTLED, Stage
 from mayfly_train.recipe.store import Store, read_json, to_bytes
 
 WINDOW = 3  # tasks handed to the engine for each that can run: enough that no slot waits
-TURN_S = 0.5
+TURN_S, SHORT_S = 0.5, 0.001
 LOOK_EVERY_S = 2.0
 COPY_EVERY_S = 10.0
 COPY_SHARE = 20  # copying the ledger takes at most a 20th of the time
@@ -66,7 +66,7 @@ class Head:
         self._states: dict[str, tuple[str, str]] = {}  # of experiments: state and message
         self._out: dict[str, tuple[Stage, Task]] = {}
         self._markers: dict[str, set[int]] = {}
-        self._cancelled = False
+        self._cancelled = self._found = False
         self._dirty = True
         self._looked = self._copied = 0.0
         self._copy_every = COPY_EVERY_S
@@ -85,10 +85,13 @@ class Head:
                 pass
             return self._end()
         finally:
-            self._drain()
-            with contextlib.suppress(NodeError):
-                self._copy_ledger()
-                self._lease.release()
+            try:
+                self._drain()
+            finally:
+                with contextlib.suppress(NodeError, OSError):
+                    if self._lease.is_ours():  # else another head's copy is newer
+                        self._copy_ledger()
+                        self._lease.release()
 
     # --- begin and end ---
 
@@ -134,6 +137,7 @@ class Head:
 
     def _turn(self) -> bool:
         """Expand, submit, listen; False when there is nothing left to do."""
+        self._found = False
         with self._ledger.batch():
             self._expand()
             jobs = self._take()
@@ -141,7 +145,8 @@ class Head:
             self._engine.submit(batch, wanted)
         if not self._out and not self._stages:
             return False
-        reports = self._engine.wait(TURN_S)
+        # Tasks whose markers were found have made room for others: nothing is to be waited for.
+        reports = self._engine.wait(SHORT_S if self._found else TURN_S)
         with self._ledger.batch():
             self._handle(reports, again=True)
             self._close_stages()
@@ -199,18 +204,30 @@ class Head:
         for name, stage in self._stages.items():
             wanted = stage.experiment.hardware
             slots = engine.slots_for(members, wanted)
-            limit = stage.experiment.workers
-            batch = self._engine.together() * slots
-            window = limit if 0 < limit <= slots else WINDOW * batch
             self._set(name, "running", "" if slots else engine.why_no_room(members, wanted))
-            room = window - stage.running
-            # In batches: the engine's work for one submission hardly grows with its tasks.
-            if room < min(batch, window):
-                continue
+            room = self._room(stage, slots)
             jobs = [self._job(stage, task) for task in self._unfinished(stage, room)]
             if jobs:
                 found.append((wanted, jobs))
         return found
+
+    def _room(self, stage: Stage, slots: int) -> int:
+        """How many more tasks of an experiment to hand out now.
+
+        In batches, because the engine's work for one submission hardly grows with its tasks. What
+        came back with a lost node does not wait for one: it was handed out before.
+        """
+        if not slots:
+            return 0
+        batch = self._engine.together() * slots
+        window, limit = WINDOW * batch, stage.experiment.workers
+        if limit and limit <= window:
+            window, left = limit, limit - stage.running
+            returned = min(left, stage.returned)
+        else:
+            left, returned = window - stage.running, stage.returned
+        least = max(1, min(batch, window - slots))
+        return left if left >= least else returned
 
     def _unfinished(self, stage: Stage, most: int) -> list[Task]:
         """Tasks to run; one whose marker is in the store already is accepted instead."""
@@ -228,6 +245,7 @@ class Head:
                     f"{names.done(task.id)} is of another command — this run's store was changed"
                 )
             self._accept(stage, task, marker)
+            self._found = True
         return found
 
     def _job(self, stage: Stage, task: Task) -> Job:
@@ -265,6 +283,9 @@ class Head:
                 stage.back(task)
                 continue
             outcome = report.outcome or self._outcome(task, report)
+            if outcome["attempt"] != report.attempt:
+                message = f"{outcome['attempt']} was first"
+                self._ledger.end(report.attempt, {"state": "superseded", "message": message})
             self._settle(stage, task, outcome, again)
 
     def _outcome(self, task: Task, report: Report) -> Mapping[str, Any]:
@@ -329,7 +350,9 @@ class Head:
         self._new_curves.clear()
         self._tell()
         if self._dirty and time.monotonic() - self._copied > self._copy_every:
-            self._copy_ledger()
+            self._copied = time.monotonic()
+            with contextlib.suppress(NodeError, OSError):  # it is tried again; markers are there
+                self._copy_ledger()
 
     def _tell(self) -> None:
         if self._show is not None:

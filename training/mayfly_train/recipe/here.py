@@ -73,7 +73,7 @@ class Machine:
 
     def _keep(self) -> None:
         """Start workers, and others in place of those that end."""
-        while not self._ended.wait(LOOK_S if self.processes else 0):
+        while not self._ended.wait(LOOK_S if self._since else 0):
             for number in range(self.workers):
                 running = self.processes.get(number)
                 if running is not None and running.poll() is None:
@@ -83,7 +83,10 @@ class Machine:
                 if running is not None:
                     process.kill_orphans(self.scratch)
                 self._since[number] = time.monotonic()
-                self.processes[number] = self._start_worker(number)
+                with contextlib.suppress(OSError):  # no memory, say: the next round tries again
+                    self.processes[number] = self._start_worker(number)
+                if self._ended.is_set():
+                    return
 
     def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
         name = f"worker-{number}"
@@ -111,6 +114,8 @@ class Machine:
     def stop(self) -> None:
         """End all of it, and whatever tasks have left."""
         self._ended.set()
+        if self._keeper is not None:
+            self._keeper.join()  # nothing new is started from here on
         started = [*self.processes.values(), *filter(None, [self._scheduler])]
         for each in self.processes.values():
             each.terminate()
@@ -123,5 +128,3 @@ class Machine:
                 each.kill()
                 each.wait()
         process.kill_orphans(self.scratch)
-        if self._keeper is not None:
-            self._keeper.join()

@@ -25,12 +25,7 @@ class Lease:
 
     def take(self) -> None:
         """Raises BadInput while another head holds it."""
-        held = read_json(self._store, names.HEAD)
-        if held is not None and _is_alive(held):
-            raise BadInput(
-                f"{self._store.address} is run by process {held['pid']} on {held['host']} — wait "
-                "for it, or end it first"
-            )
+        require_free(self._store)
         self._write()
 
     def renew(self) -> None:
@@ -48,6 +43,11 @@ class Lease:
         if held is not None and held["id"] == self._id:
             self._store.write(names.HEAD, to_bytes({**held, "beat": 0}))
 
+    def is_ours(self) -> bool:
+        """Whether no other head has taken over."""
+        held = read_json(self._store, names.HEAD)
+        return held is not None and held["id"] == self._id
+
     def _write(self) -> None:
         document = {
             "id": self._id,
@@ -58,6 +58,16 @@ class Lease:
         }
         self._store.write(names.HEAD, to_bytes(document))
         self._renewed = time.monotonic()
+
+
+def require_free(store: Store) -> None:
+    """Raise BadInput while a head works on the run."""
+    held = read_json(store, names.HEAD)
+    if held is not None and _is_alive(held):
+        raise BadInput(
+            f"{store.address} is run by process {held['pid']} on {held['host']} — wait for it, or "
+            "end it first"
+        )
 
 
 def is_held(store: Store) -> bool:

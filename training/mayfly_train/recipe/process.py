@@ -70,10 +70,10 @@ def run(
         )
     except OSError as error:
         return _not_started(command, error)
-    if note is not None:
-        note(process.pid)
     why = "worker"  # stands when an exception ends us
     try:
+        if note is not None:
+            note(process.pid)
         why = _wait(process, deadline, ask)
     finally:
         if why:
@@ -150,6 +150,8 @@ def end_group(group: int, leader: subprocess.Popen[bytes] | None = None) -> None
         if leader is not None:
             leader.poll()
         _reap(group)
+        if all(_state_of(pid) in ("", "Z") for pid in _members(group)):
+            return  # dead, though someone outside of the group has not reaped them
         time.sleep(0.02)
 
 
@@ -171,9 +173,12 @@ def _reap(group: int) -> None:
 
 
 def _end_escaped(attempt: str) -> None:
-    """Kill what has left the group by a session of its own; an adopter sees it as its child."""
-    for pid in _children():
-        if attempt and _attempt_of(pid) == attempt:
+    """Kill what has left the group by a session of its own; an adopter sees it as its child.
+
+    The children of those that are killed become ours, and are looked for in turn.
+    """
+    while attempt and (found := [pid for pid in _children() if _attempt_of(pid) == attempt]):
+        for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -203,15 +208,17 @@ def identity() -> str:
 
 
 def kill_orphans(scratch: Path) -> int:
-    """Kill the groups that workers, which are dead themselves, have left on this node, and remove
-    their slots; how many groups there were."""
+    """Kill the groups that workers, which are dead themselves, have left on this node, and what
+    has left these groups, and remove their slots; how many groups there were."""
     killed = 0
+    attempts: set[str] = set()
     for record in (scratch / RUNNING).glob("*"):
         with contextlib.suppress(ValueError, OSError):
             header, groups = slots.read_records(record)
             worker, started = (int(part) for part in header.split())
             if start_time(worker) == started:
                 continue
+            attempts.update(attempt for _, attempt in groups)
             for group, attempt in groups:
                 if any(_attempt_of(pid) == attempt for pid in _members(group)):
                     _signal(group, signal.SIGKILL)
@@ -219,6 +226,10 @@ def kill_orphans(scratch: Path) -> int:
             for slot in (scratch / SLOTS).glob(f"{record.name}.*"):
                 shutil.rmtree(slot, ignore_errors=True)
             record.unlink(missing_ok=True)
+    for pid in _pids() if attempts else ():
+        if _attempt_of(pid) in attempts:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
     return killed
 
 
@@ -232,8 +243,11 @@ def _children() -> list[int]:
 
 
 def _members(group: int) -> list[int]:
-    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-    return [pid for pid in pids if _group_of(pid) == group]
+    return [pid for pid in _pids() if _group_of(pid) == group]
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _attempt_of(pid: int) -> str:

@@ -22,18 +22,17 @@ class Slot:
         self.number, self.path = number, path
         self.source, self.output, self.inputs = path / "source", path / "output", path / "inputs"
         self.stdout, self.stderr = path / "stdout", path / "stderr"
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
         path.mkdir(parents=True)
 
     def clear(self, keep_source: bool) -> None:
         """Empty output and, unless nothing will be copied there, no source directory."""
-        if os.path.lexists(self.inputs):
-            shutil.rmtree(self.inputs)
+        remove(self.inputs)
         _empty(self.output)
         if keep_source:
             _empty(self.source)
-        elif self.source.exists():
-            shutil.rmtree(self.source)
+        else:
+            remove(self.source)
 
 
 class Slots:
@@ -85,13 +84,30 @@ def _padded(text: str) -> bytes:
     return f"{text:<{RECORD_BYTES - 1}}\n".encode()
 
 
-def _empty(directory: Path) -> None:
-    """Make sure that a directory is there and empty."""
+def remove(path: Path) -> None:
+    """Remove whatever a task has left there: a link and not what it leads to, and directories that
+    nobody may write into."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
     try:
-        with os.scandir(directory) as entries:
-            if next(entries, None) is None:
-                return
-        shutil.rmtree(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        directory.unlink(missing_ok=True)
+        shutil.rmtree(path)
+    except PermissionError:
+        path.chmod(0o700)
+        for folder, folders, _ in os.walk(path):
+            for name in folders:
+                below = Path(folder, name)
+                if not below.is_symlink():
+                    below.chmod(0o700)
+        shutil.rmtree(path)
+
+
+def _empty(directory: Path) -> None:
+    """Make sure that a directory is there, a true one, and empty."""
+    with contextlib.suppress(OSError):
+        if not directory.is_symlink():
+            with os.scandir(directory) as entries:
+                if next(entries, None) is None:
+                    return
+    remove(directory)
     directory.mkdir()

@@ -10,11 +10,15 @@ import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mayfly_train.errors import BadInput, NodeError
 from mayfly_train.recipe.store import Store
 
 LIMIT_BYTES = 200 << 20
+_AS_PACKED: dict[str, Any] = (
+    {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+)
 SKIPPED = frozenset({".git", ".venv", "__pycache__", ".mayfly", ".ruff_cache", ".mypy_cache"})
 
 
@@ -93,6 +97,7 @@ def _cached(digest: str, cache: Path, store: Store) -> Path:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
             with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-                archive.extractall(new)  # our own archive, its digest is checked
+                # Our own archive, its digest is checked: links in it lead where the user wants.
+                archive.extractall(new, **_AS_PACKED)
             new.rename(kept)
     return kept

@@ -23,6 +23,7 @@ _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _ROUNDS = 4
 _TABLE = 1 << 16
+_DIGITS = 6
 
 
 def mix(number: int) -> int:
@@ -136,17 +137,18 @@ def _chosen(values: Sequence[Value], stride: int) -> Column:
 def _drawn(parameter: Parameter, key: int) -> Column:
     """The function that draws a parameter for a block of tasks."""
     low, high, values = parameter.low, parameter.high, parameter.values
+    digits = _digits(low, high)
 
     def parts(numbers: range) -> list[float]:
         return [(bits >> 11) * 2.0**-53 for bits in _hashes(numbers, key)]  # [0, 1)
 
     def uniform(numbers: range, _: Sequence[int]) -> list[Value]:
         span = high - low
-        return [_short(low + span * part, low, high) for part in parts(numbers)]
+        return [_short(low + span * part, low, high, digits) for part in parts(numbers)]
 
     def loguniform(numbers: range, _: Sequence[int]) -> list[Value]:
         ratio = high / low
-        return [_short(low * ratio**part, low, high) for part in parts(numbers)]
+        return [_short(low * ratio**part, low, high, digits) for part in parts(numbers)]
 
     def whole(numbers: range, _: Sequence[int]) -> list[Value]:
         first, size = int(low), int(high - low) + 1
@@ -171,9 +173,16 @@ def _hashes(numbers: range, key: int) -> list[int]:
     return found
 
 
-def _short(value: float, low: float, high: float) -> float:
-    """Six significant digits, which people can read and type again, and never out of range."""
-    short = float(f"{value:.6g}")
+def _digits(low: float, high: float) -> int:
+    """Six significant digits, which people can read and type again; more for a range that is
+    narrow and far from zero, whose numbers have the first ones in common."""
+    span, most = high - low, max(abs(low), abs(high))
+    return min(_DIGITS + max(0, int(math.log10(most / span))), 17) if span > 0 else _DIGITS
+
+
+def _short(value: float, low: float, high: float, digits: int) -> float:
+    """A number with so many digits, and never out of range."""
+    short = float(f"{value:.{digits}g}")
     return short if low <= short <= high else min(max(short, low), high)
 
 

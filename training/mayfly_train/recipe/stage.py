@@ -35,6 +35,7 @@ class Stage:
         self._expansion, self._ledger = expansion, ledger
         self._again: deque[Task] = deque()
         self._returned: set[int] = set()
+        self._waiting = 0  # of those that came back
         self._next = ledger.frozen(self.experiment.name)
         for row in ledger.rows(self.experiment.name, (WAITING, RUNNING)):
             self._again.append(row.task)
@@ -53,6 +54,7 @@ class Stage:
     def take(self, most: int) -> list[Task]:
         """Up to so many tasks that may start now; new ones are frozen in the ledger."""
         found = [self._again.popleft() for _ in range(min(most, len(self._again)))]
+        self._waiting -= sum(map(self.was_out, found))
         if room := most - len(found):
             found += self._new(room)
         self.running += len(found)
@@ -61,12 +63,18 @@ class Stage:
     def back(self, task: Task) -> None:
         """Take a task back, to hand it out again."""
         self.running -= 1
-        self._again.append(task)
+        self._again.appendleft(task)
         self._returned.add(task.number)
+        self._waiting += 1
 
     def was_out(self, task: Task) -> bool:
         """Whether a task was handed out before, and came back."""
         return task.number in self._returned
+
+    @property
+    def returned(self) -> int:
+        """How many that were handed out and came back are waiting."""
+        return self._waiting
 
     def settle(self) -> None:
         """One task that was handed out has ended for good."""

@@ -130,10 +130,14 @@ class S3Store:
         s3.delete(self.client, self.uri.join(name))
 
     def names(self, prefix: str) -> list[str]:
-        folder, _, start = prefix.rpartition("/")
-        found = s3.list_sizes(self.client, self.uri.join(folder))
-        below = f"{folder}/" if folder else ""
-        return sorted(f"{below}{name}" for name in found if name.startswith(start))
+        found = []
+        with s3.clear_errors(self.uri.join(prefix)):
+            pages = self.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.uri.bucket, Prefix=self.uri.prefix + prefix
+            )
+            for page in pages:
+                found += [item["Key"][len(self.uri.prefix) :] for item in page.get("Contents", [])]
+        return sorted(found)
 
 
 def _code(error: s3.S3Error) -> str:
@@ -188,9 +192,13 @@ class DirectoryStore:
             (self.directory / name).unlink(missing_ok=True)
 
     def names(self, prefix: str) -> list[str]:
-        folder = self.directory / prefix.rpartition("/")[0]
-        with _clear(folder):
-            files = (path for path in folder.rglob("*") if path.is_file())
+        folder, _, start = prefix.rpartition("/")
+        with _clear(self.directory / folder):
+            top = (
+                path for path in (self.directory / folder).glob("*") if path.name.startswith(start)
+            )
+            below = (each for path in top for each in (path, *path.rglob("*")))
+            files = (path for path in below if path.is_file())
             names = (path.relative_to(self.directory).as_posix() for path in files)
             return sorted(n for n in names if n.startswith(prefix) and "/.new-" not in f"/{n}")
 

@@ -1,7 +1,7 @@
 """Commands with placeholders: words are split before values are put in, so no value can be two.
 
 A line is split as a shell would, but nothing else of a shell happens. With `shell: true` a line
-goes to bash whole, and values are quoted in it.
+goes to bash whole, and finds values that are not plain in variables.
 """
 
 from __future__ import annotations
@@ -89,10 +89,33 @@ class Renderer:
 
     def __call__(self, columns: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
         """The words to run, for each task of the block."""
-        if self._shell:
-            columns = [[shlex.quote(value) for value in column] for column in columns]
         size = len(columns[0])
-        return list(zip(*(_column(word, columns, size) for word in self._words)))
+        if not self._shell:
+            return list(zip(*(_column(word, columns, size) for word in self._words)))
+        quoted = [_for_shell(place, column) for place, column in enumerate(columns)]
+        *words, script = (_column(word, quoted, size) for word in self._words)
+        used = {part for part in self._words[-1] if isinstance(part, int)}
+        set_before = zip(*(_variables(place, columns[place]) for place in sorted(used)))
+        scripts = map("".join, zip(map("".join, set_before), script)) if used else script
+        return list(zip(*words, scripts))
+
+
+def _for_shell(place: int, column: Sequence[str]) -> list[str]:
+    """Values as they stand in a script: plain ones as they are, others as variables.
+
+    Quotes would do where a word begins, but not in a here-document, a comment or backticks, and a
+    value there must not be run.
+    """
+    return [value if _is_plain(value) else f'"$mayfly_{place}"' for value in column]
+
+
+def _variables(place: int, column: Sequence[str]) -> list[str]:
+    """What sets the variables that `_for_shell` has put in, at the very start of the script."""
+    return ["" if _is_plain(v) else f"mayfly_{place}={shlex.quote(v)}\n" for v in column]
+
+
+def _is_plain(value: str) -> bool:
+    return shlex.quote(value) == value
 
 
 def _column(
