@@ -76,7 +76,7 @@ test-e2e: setup-dev ## The main job from S3 to S3, and its essential failures
 	$(TESTENV) $(BIN)/pytest -q -x -m "not slow" tests/e2e
 
 # The node image is made while linters and unit tests run: the one waits for downloads, the others compute.
-test: setup-dev ## Everything that guards main (20 to 50 minutes on 2 cores)
+test: setup-dev ## Everything that guards main (about an hour on 2 cores)
 	@mkdir -p build; $(TESTENV) $(BIN)/mayfly local up >build/test-local-up.log 2>&1 & \
 	up=$$!; $(MAKE) --no-print-directory lint test-unit; rc=$$?; \
 	wait $$up || { cat build/test-local-up.log; rc=1; }; \
