@@ -26,7 +26,8 @@ def test_each_paid_cloud_has_a_timer_or_says_why_not():
 def test_it_never_outlives_the_budget(end_s: int | None, seconds: int):
     text = recipe(load_cloud("aws"), end_s)
     ((*_, command),) = yaml.safe_load(str(text))["bootcmd"]
-    assert f"--on-active={seconds} systemctl poweroff" in command
+    assert f" --on-active={seconds} --timer-property=" in command
+    assert command.endswith(" systemctl poweroff")
 
 
 def test_a_script_is_one_plain_text_to_yaml():
@@ -50,6 +51,6 @@ def test_nothing_is_armed_where_the_role_has_been(tmp_path: Path):
         words = ["sh", "-c", command]
         return subprocess.run(words, env=environment, capture_output=True, text=True).stdout
 
-    assert "--on-active=60 systemctl poweroff" in boot()
+    assert "--on-active=60 --timer-property=" in boot()
     role.write_text("")
     assert boot() == ""

@@ -48,7 +48,7 @@ def is_running(pid: int) -> bool:
 
 
 def python(code: str) -> list[str]:
-    return ["python3", "-c", code]
+    return [sys.executable, "-c", code]
 
 
 def test_the_exit_code_is_the_commands(execute):
@@ -150,7 +150,7 @@ words = ["sh", "-c", f"setsid sh -c '{{inner}}' & sleep 1"]
 root = pathlib.Path("/")
 process.run(process.Command(words, root, environment, out, out, "attempt-1"), None, str)
 """
-    subprocess.run(["python3", "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
     pids = [int(word) for word in (tmp_path / "out").read_text().split()]
     assert len(pids) == 2
     assert [pid for pid in pids if is_running(pid)] == []
