@@ -243,7 +243,8 @@ class NodeGroup(Model):
     gpu: int = Field(default=0, ge=0)
     """How many GPUs each node must have; an instance type without them is refused."""
     spot: bool | Literal["prefer"] = False
-    """Take interruptible capacity; `prefer` takes it where it can be had, and else pays in full."""
+    """Take interruptible capacity; `prefer` does where the cloud and its IM have that at all, and
+    else pays in full. When there is no room for it now, only another offer (`any_of`) helps."""
 
 
 class ParameterServers(NodeGroup):
@@ -754,7 +755,8 @@ _HINTS = {
     "trainer.steps": "give the number of global steps",
     "name": "use a-z, 0-9 and -, a letter first, 29 at most",
 }
-_TYPES: dict[str, Callable[[dict[str, Any]], str]] = {
+# What is wrong with a value, by pydantic's type of error; recipes say the same.
+PROBLEMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "greater_than_equal": lambda ctx: f"must be {ctx['ge']} or more",
     "greater_than": lambda ctx: f"must be above {ctx['gt']:g}",
     "int_parsing": lambda _: "must be a whole number",
@@ -788,7 +790,7 @@ def _explain(error: ValidationError, layers: list[Layer]) -> UserError:
     if first["type"] == "value_error":
         problem = str(context["error"])
     else:
-        describe = _TYPES.get(first["type"])
+        describe = PROBLEMS.get(first["type"])
         problem = describe(context) if describe else first["msg"]
     shown = _URL_USER.sub("…@", repr(first["input"]))
     value = "" if isinstance(first["input"], dict) else f" is {shown}"

@@ -15,7 +15,7 @@ from mayfly.recipe import lines as yaml_lines
 from mayfly.recipe.check import check
 from mayfly.recipe.lines import Lines
 from mayfly.recipe.model import Experiment, Parameter, RecipeFile
-from mayfly.spec import CHECKOUT
+from mayfly.spec import CHECKOUT, PROBLEMS
 from mayfly_train.recipe.document import Recipe
 
 BUILT_IN = CHECKOUT / "training/recipes"
@@ -89,21 +89,11 @@ def _name_of(file: Path) -> str:
     return name if re.match(r"[a-z]", name) else f"recipe-{name}"
 
 
-_KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "greater_than_equal": lambda ctx: f"must be {ctx['ge']} or more",
-    "greater_than": lambda ctx: f"must be above {ctx['gt']:g}",
-    "int_parsing": lambda _: "must be a whole number",
-    "int_type": lambda _: "must be a whole number",
-    "int_from_float": lambda _: "must be a whole number",
-    "bool_parsing": lambda _: "must be true or false",
+_PROBLEMS: dict[str, Callable[[dict[str, Any]], str]] = {
+    **PROBLEMS,
     "float_parsing": lambda _: "must be a number",
-    "model_type": lambda _: "must be a mapping of keys",
-    "dict_type": lambda _: "must be a mapping of keys",
-    "string_type": lambda _: "must be text",
-    "tuple_type": lambda _: "must be a list",
     "string_pattern_mismatch": lambda _: "use a-z, 0-9 and _ (a recipe's name: -), a letter first",
     "too_short": lambda _: "must have one at least",
-    "literal_error": lambda ctx: f"must be {ctx['expected']}",
 }
 
 
@@ -123,7 +113,7 @@ def _explain(error: ValidationError, lines: Lines, published: bool) -> UserError
     if first["type"] == "value_error":
         problem = str(context["error"])
     else:
-        describe = _KINDS.get(first["type"])
+        describe = _PROBLEMS.get(first["type"])
         problem = describe(context) if describe else first["msg"]
     value = "" if isinstance(first["input"], dict) else f" is {first['input']!r}"
     return UserError(f"{where}: {key or 'the recipe'}{value}", problem)
