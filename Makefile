@@ -75,12 +75,12 @@ test-ec2: setup-dev ## AWS against a fake EC2, with kill points, in a network wi
 test-e2e: setup-dev ## The main job from S3 to S3, and its essential failures
 	$(TESTENV) $(BIN)/pytest -q -x -m "not slow" tests/e2e
 
-# The node image is made while linters and unit tests run: the one waits for downloads, the others compute.
+# The node image is made while whatever needs no nodes runs: the one waits for downloads, the fake EC2 for IM.
 test: setup-dev ## Everything that guards main (about an hour on 2 cores)
 	@mkdir -p build; $(TESTENV) $(BIN)/mayfly local up >build/test-local-up.log 2>&1 & \
-	up=$$!; $(MAKE) --no-print-directory lint test-unit; rc=$$?; \
+	up=$$!; $(MAKE) --no-print-directory lint test-unit test-ec2; rc=$$?; \
 	wait $$up || { cat build/test-local-up.log; rc=1; }; \
-	if [ $$rc = 0 ]; then $(MAKE) --no-print-directory test-molecule test-ec2 test-e2e; rc=$$?; fi; \
+	if [ $$rc = 0 ]; then $(MAKE) --no-print-directory test-molecule test-e2e; rc=$$?; fi; \
 	$(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
 
 test-all: ## test, and every variant and slow case

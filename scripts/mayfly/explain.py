@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Any
 
 from mayfly.engines import COMMAND
@@ -19,6 +20,8 @@ NETWORK = "192.0.2"
 MOST_NODES = 250
 CORES = 2
 RUN = "a-run"
+# Where role agent installs the package, with Debian 12's Python.
+PACKAGE = PurePosixPath("/opt/mayfly/agent/lib/python3.11/site-packages/mayfly_train")
 
 
 def explain_job(spec: ClusterSpec, task: str | None) -> dict[str, Any]:
@@ -34,7 +37,7 @@ def explain_job(spec: ClusterSpec, task: str | None) -> dict[str, Any]:
         tasks = chosen(cluster, task)
     except BadInput as error:
         raise UserError(str(error)) from None
-    found = explain(cluster, tasks, lambda _: Machine("eth0", gpus=0, cores=CORES))
+    found = explain(cluster, tasks, lambda _: Machine("eth0", 0, CORES, PACKAGE))
     return {"engine": cluster.engine, "example": True, "tasks": found}
 
 

@@ -182,6 +182,7 @@ def test_each_engines_own_job_is_explained(engine):
     text = as_text(document["tasks"])
     assert "192.0.2.1" in text
     assert spec.trainer.program.removeprefix("builtin:") in text
+    assert str(ROOT) not in text  # paths are those of a node
 
 
 def test_what_is_explained_is_what_is_started():

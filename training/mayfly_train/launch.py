@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from mayfly_train import topology
@@ -20,7 +20,7 @@ MAX_RESTARTS = 3
 RENDEZVOUS_S = 600
 # Where a node's own commands are, as Debian's init sets it for services.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-HOROVOD_LAUNCHER = Path(__file__).with_name("horovod_launch.py")
+HOROVOD_LAUNCHER = "horovod_launch.py"
 TASKS_DIR = PurePosixPath("/var/lib/mayfly/tasks")  # the supervisors' state
 
 
@@ -228,7 +228,7 @@ def horovod(cluster: Cluster, task: Task, look: Look) -> Launch:
     Nodes run no commands on each other: see `horovod_launch`, which the runtime's Python runs.
     """
     machine = look(cluster.workers[0].address)
-    words = [cluster.python, str(HOROVOD_LAUNCHER), "--run", cluster.run]
+    words = [cluster.python, str(machine.package / HOROVOD_LAUNCHER), "--run", cluster.run]
     for node in cluster.workers:
         words += ["--node", f"{node.name}={node.address}"]
     words += ["--me", topology.node_of(cluster, task).name, "--port", str(cluster.port)]

@@ -9,21 +9,26 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from mayfly_train.errors import NodeError
 
 GPU_REPORT = Path("/etc/mayfly/gpu.json")  # role gpu writes it
+PACKAGE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Machine:
-    """This node: the interface on the way to rank 0, GPUs, and cores that may be used."""
+    """This node: the interface on the way to rank 0, GPUs, and cores that may be used.
+
+    `package` is the directory of this package there, for what another Python runs by its file.
+    """
 
     interface: str
     gpus: int
     cores: int
+    package: PurePath = PACKAGE
 
     @property
     def processes(self) -> int:
