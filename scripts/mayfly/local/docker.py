@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mayfly.local.host import last_line
 
 OURS = "mayfly=1"  # the label on everything that we make
 INFRASTRUCTURE = "im.infrastructure"  # the label that the connector adds
+REMOVAL_S = 120.0  # a container of a busy machine takes this long to go, no longer
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,23 @@ class Docker:
     def containers(self, label: str) -> list[str]:
         """Ids of containers with a label, running or not."""
         return self.lines("ps", "-aq", "--no-trunc", "--filter", f"label={label}")
+
+    def remove(self, containers: Collection[str]) -> None:
+        """Remove containers by their whole ids, running or not, with their volumes.
+
+        One that somebody else removes (a run that ends at this moment) is waited for, REMOVAL_S at
+        most. Raises RemoteError when one stays.
+        """
+        deadline = time.monotonic() + REMOVAL_S
+        left = list(containers)
+        while left:
+            try:
+                self("rm", "-f", "-v", *left)
+            except RemoteError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+            left = [each for each in self.lines("ps", "-aq", "--no-trunc") if each in left]
 
     def networks(self, label: str) -> list[str]:
         return self.lines("network", "ls", "-q", "--no-trunc", "--filter", f"label={label}")

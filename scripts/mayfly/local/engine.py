@@ -135,9 +135,9 @@ class OwnEngine:
             return []
         removed = ["Docker Engine"]
         if self.answers():
-            containers = self.docker.lines("ps", "-aq")
+            containers = self.docker.lines("ps", "-aq", "--no-trunc")
             if containers:
-                self.docker("rm", "-f", "-v", *containers)
+                self.docker.remove(containers)
                 removed.append(f"{len(containers)} containers in it")
         self.daemon.stop(STOP_SECONDS)
         _unmount_below(self.directory, self.paths.run)

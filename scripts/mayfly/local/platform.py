@@ -168,13 +168,13 @@ def _clear(docker: Docker, paths: Paths) -> list[str]:
 def _remove(docker: Docker, label: str) -> list[str]:
     """Remove what carries a label; returns what that was, in words."""
     removed = []
-    for kind, names, command in (
-        ("nodes", docker.containers(label), ("rm", "-f", "-v")),
-        ("networks", docker.networks(label), ("network", "rm")),
-        ("volumes", docker.volumes(label), ("volume", "rm")),
+    for kind, names, remove_all in (
+        ("nodes", docker.containers(label), docker.remove),
+        ("networks", docker.networks(label), lambda names: docker("network", "rm", *names)),
+        ("volumes", docker.volumes(label), lambda names: docker("volume", "rm", *names)),
     ):
         if names:
-            docker(*command, *names)
+            remove_all(names)
             removed.append(f"{len(names)} {kind}")
     return removed
 
