@@ -399,6 +399,7 @@ def common_checkpoint(job_dir: str) -> str | None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         rank = int(os.environ.get("RANK", os.environ.get("NODE_RANK", "0")))
         dist.init_process_group(backend, rank=rank, world_size=nodes * here)
+        print(f"rank {dist.get_rank()} of {dist.get_world_size()}, {backend}", flush=True)
     (path,) = from_rank_0(found)
     if path is None:
         return None
