@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +32,7 @@ from mayfly.errors import UserError
 from mayfly.explain import explain_job
 from mayfly.heat import commands as heat
 from mayfly.job import Job, Tools
-from mayfly.ledger import Ledger, Record
+from mayfly.ledger import Ledger, Record, Unwritable
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
 from mayfly.meter import cost_of
@@ -335,16 +336,13 @@ def destroy(run: Run = None, as_json: Json = False, debug: Debug = False) -> Non
     Machines of your own are freed of it; see docs/clouds.md.
 
     Harmless when repeated. On clouds that Mayfly can sweep (aws, openstack) it works without IM.
+    A run that another process works on is refused: end that process first, or wait.
     """
     ledger = _ledger()
     record = ledger.get(run)
-    already = record.destroyed
-    found = ledger.proof(record.run)
+    already, found = record.destroyed, ledger.proof(record.run)
     if not already:
-        with make_display(plain=as_json) as display, Phases(display).phase("destroy") as report:
-            services = reopen_services(record, os.environ, _say_what_is_new, need_im=False)
-            destroyer = destroyer_of(services, ledger)
-            found = proof.document(destroyer.destroy(record, lambda text: report(text, None)))
+        already, found = _destroy(record.run, ledger, plain=as_json)
     document = {
         "ok": True,
         "run": record.run,
@@ -355,6 +353,20 @@ def destroy(run: Run = None, as_json: Json = False, debug: Debug = False) -> Non
     shown = "" if already or found is None else f"{proof.lines(found)}\n"
     text = f"run {record.run}: {'already destroyed' if already else 'destroyed, nothing is left'}"
     emit(document, shown + text, as_json=as_json)
+
+
+def _destroy(run: str, ledger: Ledger, *, plain: bool) -> tuple[bool, dict[str, Any] | None]:
+    """Destroy a run; whether somebody else has done so meanwhile, and the proof."""
+    with make_display(plain=plain) as display, ExitStack() as stack:
+        _keep_others_off(stack, ledger, run, "mayfly destroy", display.say)
+        record = ledger.get(run)
+        if record.destroyed:
+            return True, ledger.proof(run)
+        with Phases(display).phase("destroy") as report:
+            services = reopen_services(record, os.environ, _say_what_is_new, need_im=False)
+            destroyer = destroyer_of(services, ledger)
+            made = destroyer.destroy(record, lambda text: report(text, None))
+    return False, proof.document(made)
 
 
 @app.command("export", epilog=_example("mayfly export", "mayfly export RUN --keep"))
@@ -460,10 +472,17 @@ def local_up(as_json: Json = False, debug: Debug = False) -> None:
 
 @local_app.command("down", epilog=_example("mayfly local down"))
 def local_down(as_json: Json = False, debug: Debug = False) -> None:
-    """Stop and remove all of it, and say what was removed."""
-    with make_display(plain=as_json) as display, Phases(display).phase("local down") as report:
+    """Stop and remove all of it, and say what was removed; no run may be at work on it."""
+    ledger = _ledger()
+    alive = [each.run for each in ledger.runs() if each.cloud == LOCAL and not each.destroyed]
+    with ExitStack() as stack:
+        display = stack.enter_context(make_display(plain=as_json))
+        for run in alive:
+            _keep_others_off(stack, ledger, run, "mayfly local down", display.say)
+        report = stack.enter_context(Phases(display).phase("local down"))
         removed = platform.down(lambda text: report(text, None))
-        _forget_local_nodes()
+        for run in alive:  # with the platform, the nodes of all runs on it are gone
+            ledger.set_state(run, "destroyed")
     text = "\n".join(f"removed {item}" for item in removed) or "nothing was there"
     emit({"removed": removed}, text, as_json=as_json)
 
@@ -573,12 +592,17 @@ def _say_what_is_new(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
 
-def _forget_local_nodes() -> None:
-    """With the platform, the nodes of all runs on it are gone."""
-    ledger = _ledger()
-    for record in ledger.runs():
-        if record.cloud == LOCAL and not record.destroyed:
-            ledger.set_state(record.run, "destroyed")
+def _keep_others_off(
+    stack: ExitStack, ledger: Ledger, run: str, command: str, say: Callable[[str], None]
+) -> None:
+    """Be alone on a run until the stack ends, as far as the disk has room for that.
+
+    Raises Busy while another process works on it.
+    """
+    try:
+        stack.enter_context(ledger.alone(run, command))
+    except Unwritable as error:  # what costs money is to go all the same
+        say(f"others are not kept off run {run} meanwhile: {error.message}")
 
 
 def _say_what_is_left(ledger: Ledger, display: Display) -> None:

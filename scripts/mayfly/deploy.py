@@ -6,6 +6,8 @@ Nothing is created before everything that can be checked was checked. Whatever h
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from mayfly import export
 from mayfly.attempts import Course, make_nodes
 from mayfly.configuring import configure
@@ -53,12 +55,20 @@ START_S, IDLE_MARGIN_S = 900.0, 300.0
 def deploy(job: Job, tools: Tools) -> Outcome:
     """Run a job to its end, and return how that was; errors of ours and the user's are returned."""
     phases = Phases(tools.display)
-    try:
-        ready = prepare(job, tools, phases)
-        register(ready, tools)
-    except (MayflyError, NodeError, KeyboardInterrupt) as early:
-        document = failure_document(None, early, phases.seconds, 0, tools.display.redact)
-        return Outcome(document, early)
+    with ExitStack() as stack:
+        try:
+            ready = prepare(job, tools, phases)
+            stack.enter_context(tools.ledger.alone(ready.run.id, "mayfly deploy"))
+            register(ready, tools)
+        except (MayflyError, NodeError, KeyboardInterrupt) as early:
+            document = failure_document(None, early, phases.seconds, 0, tools.display.redact)
+            return Outcome(document, early)
+        return _run(ready, tools, phases)
+
+
+def _run(ready: Ready, tools: Tools, phases: Phases) -> Outcome:
+    """Run a registered job to its end; see `deploy`."""
+    job = ready.job
     status, error, attempts = Status(), None, list[Attempt]()
     meter = Meter(job.basis, job.spec.limits.max_duration, Pace().clock)
     try:
@@ -124,8 +134,14 @@ def _train(ready: Ready, infrastructure: str, tools: Tools, phases: Phases, mete
 def export_again(record: Record, tools: Tools, *, keep: bool) -> Outcome:
     """Export the model of a run that failed in it; its nodes are destroyed once that is done.
 
-    Raises an error, and leaves everything as it is, when there is nothing to export.
+    Raises an error, and leaves everything as it is, when there is nothing to export, or another
+    process works on the run.
     """
+    with tools.ledger.alone(record.run, "mayfly export"):
+        return _export_again(tools.ledger.get(record.run), tools, keep=keep)
+
+
+def _export_again(record: Record, tools: Tools, *, keep: bool) -> Outcome:
     run, display, phases = record.run, tools.display, Phases(tools.display)
     with phases.phase("services"):
         services = reopen_services(record, tools.environ, display.say)

@@ -12,12 +12,13 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mayfly import run_lock
 from mayfly.errors import MayflyError, UserError
 
 # Of the tables below, and of what their words mean; a ledger of a newer Mayfly has a higher one.
@@ -177,16 +178,46 @@ class Ledger:
     def close(self) -> None:
         self._db.close()
 
+    @contextmanager
+    def alone(self, run: str, command: str) -> Iterator[None]:
+        """Keep other processes from making, changing or removing anything of a run in the block.
+
+        Raises run_lock.Busy, which names the process that works on it; Unwritable when a file
+        beside the ledger cannot be made.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(run_lock.held(self._locks, run, command))
+            except OSError as error:
+                raise self._unwritable(error) from error
+            yield
+
+    def at_work(self, run: str) -> run_lock.Holder | None:
+        """Return which process works on a run now, None when none does."""
+        return run_lock.holder(self._locks, run)
+
+    @property
+    def _locks(self) -> Path:
+        return self._path.parent / "locks"
+
     def add(
         self, run: str, cloud: str, uri: str, spec: dict[str, Any], im: str | None = None
     ) -> None:
-        """Record a new run, before anything of it exists; `im`: see `Record`."""
+        """Record a new run, before anything of it exists; `im`: see `Record`.
+
+        Raises UserError when there is one of that name, Unwritable.
+        """
         now = _now()
-        self._write(
-            "INSERT INTO runs (run, cloud, state, uri, spec, created, updated, im)"
-            " VALUES (?, ?, 'preparing', ?, ?, ?, ?, ?)",
-            (run, cloud, uri, json.dumps(spec, sort_keys=True), now, now, im),
-        )
+        try:
+            self._write(
+                "INSERT INTO runs (run, cloud, state, uri, spec, created, updated, im)"
+                " VALUES (?, ?, 'preparing', ?, ?, ?, ?, ?)",
+                (run, cloud, uri, json.dumps(spec, sort_keys=True), now, now, im),
+            )
+        except Unwritable as error:
+            if isinstance(error.__cause__, sqlite3.IntegrityError):
+                raise UserError(f"there is a run of this name: {run}", "start it again") from None
+            raise
 
     def set_state(self, run: str, state: str) -> None:
         """Move a run on to one of STATES."""

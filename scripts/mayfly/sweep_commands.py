@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -25,6 +25,7 @@ from mayfly.im import SilentManager
 from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
+from mayfly.run_lock import Busy
 from mayfly.services import LOCAL, reopen_services
 from mayfly.sweep import leftovers, proof
 from mayfly.sweep.find import SWEPT, find_account
@@ -148,7 +149,10 @@ def _look(cloud: str, regions: list[str], ledger: Ledger) -> View:
     by_name = {place.name: place for place in map(account.place, dict.fromkeys(wanted))}
     places, moment = list(by_name.values()), datetime.now(UTC)
     listings = [place.look(leftovers.marks_of_any(records)) for place in places]
-    found = leftovers.group(listings, records, moment)
+    # Again, and after the listings: a run that has just begun is to be known.
+    records = [record for record in ledger.runs() if record.cloud == cloud]
+    at_work = frozenset(each.run for each in records if ledger.at_work(each.run))
+    found = leftovers.group(listings, records, moment, at_work)
     return View(cloud, account.who(), records, places, listings, found, moment)
 
 
@@ -182,7 +186,22 @@ def _is_wanted(offered: list[Leftover], yes: bool, as_json: bool) -> bool:
 def _remove(
     leftover: Leftover, view: View, ledger: Ledger, report: Callable[[str], None]
 ) -> list[str]:
-    """Remove what there is of a run, and name what is left of it."""
+    """Remove what there is of a run, and name what is left of it.
+
+    Nothing of one is that another process has taken up since it was listed.
+    """
+    with ExitStack() as stack:
+        if leftover.state is not None:  # else no process of this machine's works on it
+            try:
+                stack.enter_context(ledger.alone(leftover.run, "mayfly gc"))
+            except Busy as busy:
+                return [f"{thing} in {thing.place}: {busy.message}" for thing in leftover.things]
+        return _remove_alone(leftover, view, ledger, report)
+
+
+def _remove_alone(
+    leftover: Leftover, view: View, ledger: Ledger, report: Callable[[str], None]
+) -> list[str]:
     run = leftover.run
     if leftover.state not in (None, "destroyed"):
         ledger.set_state(run, "destroying")  # IM may know of it: `mayfly destroy` asks there

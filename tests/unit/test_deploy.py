@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from dataclasses import dataclass, field, replace
 
 import pytest
 from tests.unit.deploy_fakes import FakeClock, FakeDisplay, FakeIM, FakeTraces
+from tests.unit.lock_fakes import working
 
 from mayfly import attempts, configuring, ending
 from mayfly import deploy as module
@@ -154,8 +156,32 @@ def test_secrets_reach_im_and_nothing_else(stage, tmp_path):
     assert CANARY in sent[0]
     assert CANARY not in "\n".join(stage.display.lines)
     assert CANARY not in json.dumps(stage.store.written)
-    for path in tmp_path.iterdir():
-        assert CANARY.encode() not in path.read_bytes()
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or CANARY.encode() not in path.read_bytes()
+
+
+def test_a_deployment_is_alone_on_its_run_from_before_its_record_to_its_end(stage):
+    ledger, seen = stage.tools.ledger, {}
+
+    def look(name, function):
+        return lambda *given: (seen.update({name: ledger.at_work(RUN)}), function(*given))[1]
+
+    stage.store.write_job = look("before its record", stage.store.write_job)
+    stage.im.create = look("created", stage.im.create)
+    stage.im.destroy = look("destroyed", stage.im.destroy)
+    assert run(stage).error is None
+    assert {name: (who.pid, who.command) for name, who in seen.items()} == dict.fromkeys(
+        ("before its record", "created", "destroyed"), (os.getpid(), "mayfly deploy")
+    )
+    assert ledger.at_work(RUN) is None
+
+
+def test_a_run_that_another_process_claims_is_not_made_twice(stage, tmp_path):
+    with working(tmp_path / "ledger.sqlite", RUN) as other:
+        outcome = run(stage)
+    assert isinstance(outcome.error, UserError)
+    assert f"process {other.pid}" in outcome.document["error"]["message"]
+    assert (outcome.document["run"], stage.im.radls, stage.tools.ledger.runs()) == (None, {}, [])
 
 
 def test_a_failed_training_is_told_and_everything_destroyed(stage):

@@ -11,6 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from moto import mock_aws
 from tests.unit.deploy_fakes import FakeClock, FakeIM, FakeTraces
+from tests.unit.lock_fakes import working
 
 from mayfly import cli, sweep_commands
 from mayfly.auth import aws as aws_keys
@@ -334,6 +335,50 @@ def test_a_run_that_goes_on_is_not_removed_though_it_is_named(mayfly, ledger, ec
     assert code == 2
     assert f"run {RUN} goes on: training" in err
     assert nodes(ec2) == {node: "running"}
+
+
+def test_a_run_that_a_process_works_on_is_never_a_leftover(mayfly, ledger, state, ec2):
+    """By its state and its nodes it would be one."""
+    add(ledger, RUN, INFRA, "destroying")
+    node = make_node(ec2, RUN, INFRA)
+    with working(state / "ledger.sqlite", RUN, "mayfly destroy"):
+        (found,) = json.loads(mayfly("gc", "--cloud", "aws", "--yes", "--json")[1])["runs"]
+        assert found["goes_on"] is True
+        code, _, err = mayfly("gc", "--cloud", "aws", "--run", RUN, "--yes")
+        assert code == 2
+        assert f"run {RUN} goes on: destroying" in err
+    assert nodes(ec2) == {node: "running"}
+    assert mayfly("gc", "--cloud", "aws", "--run", RUN, "--yes")[0] == 0
+    assert nodes(ec2) == {node: "terminated"}
+
+
+def test_a_run_that_was_taken_up_since_it_was_listed_is_left(
+    mayfly, ledger, state, ec2, monkeypatch
+):
+    add(ledger, RUN, INFRA, "destroying")
+    node = make_node(ec2, RUN, INFRA)
+    monkeypatch.setattr(Ledger, "at_work", lambda *_: None)
+    with working(state / "ledger.sqlite", RUN, "mayfly destroy") as other:
+        code, out, _ = mayfly("gc", "--cloud", "aws", "--run", RUN, "--yes", "--json")
+    document = json.loads(out)
+    assert (code, document["removed"]) == (1, 0)
+    busy = f"run {RUN} is at work: mayfly destroy, process {other.pid} since 20"
+    assert all(busy in each for each in document["left"])
+    assert nodes(ec2) == {node: "running"}
+
+
+def test_a_run_that_began_while_the_account_was_listed_is_known(mayfly, ledger, ec2, monkeypatch):
+    look = AwsAccount.place
+
+    def begin(self, region):
+        if not ledger.runs():
+            add(ledger, RUN, INFRA, "creating")
+        return look(self, region)
+
+    monkeypatch.setattr(AwsAccount, "place", begin)
+    make_node(ec2, RUN, INFRA)
+    (found,) = json.loads(mayfly("gc", "--cloud", "aws", "--json")[1])["runs"]
+    assert (found["known"], found["goes_on"]) == (True, True)
 
 
 @pytest.mark.parametrize(

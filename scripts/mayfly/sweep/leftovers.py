@@ -6,7 +6,7 @@ Nothing of a run that goes on, as far as this machine's ledger knows, is ever of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -66,16 +66,26 @@ def marks_of_any(records: Iterable[Record]) -> Marks:
 
 
 def group(
-    listings: Sequence[Listing], records: Sequence[Record], moment: datetime
+    listings: Sequence[Listing],
+    records: Sequence[Record],
+    moment: datetime,
+    at_work: Collection[str] = (),
 ) -> list[Leftover]:
-    """Return what was listed by run, the oldest run first."""
+    """Return what was listed by run, the oldest run first.
+
+    Those `at_work` have a process of this machine's now, and so go on whatever their state.
+    """
     known = {record.run: record for record in records}
     found: dict[str, list[Thing]] = {}
     for listing in listings:
         for thing in listing.things:
             found.setdefault(thing.run, []).append(thing)
     blind = any(what.kind in NODES for listing in listings for what in listing.unlisted)
-    leftovers = [_leftover(run, had, known.get(run), moment, blind) for run, had in found.items()]
+    leftovers = []
+    for run, had in found.items():
+        record = known.get(run)
+        alive = record is not None and (run in at_work or goes_on(record, had, moment, blind))
+        leftovers.append(_leftover(run, had, record, alive))
     return sorted(leftovers, key=lambda each: (each.since or "", each.run))
 
 
@@ -129,15 +139,13 @@ def goes_on(record: Record, had: Sequence[Thing], moment: datetime, blind: bool 
     return record.state in BEGUN and age.total_seconds() < FRESH_S
 
 
-def _leftover(
-    run: str, had: list[Thing], record: Record | None, moment: datetime, blind: bool
-) -> Leftover:
+def _leftover(run: str, had: list[Thing], record: Record | None, alive: bool) -> Leftover:
     begun = [thing.since for thing in had if thing.since]
     return Leftover(
         run=run,
         things=tuple(had),
         state=record.state if record else None,
-        goes_on=record is not None and goes_on(record, had, moment, blind),
+        goes_on=alive,
         since=_stamp(run) or (min(begun) if begun else None),
     )
 
