@@ -15,18 +15,35 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import requests
-from imclient import IMClient
+from imclient import IMClient, imclient
 from radl.radl_parse import parse_radl
 
+from mayfly.auth.web import cause
 from mayfly.errors import MayflyError, RemoteError
 from mayfly.redact import Secret
 
 MESSAGE_LENGTH = 400
+# To connect, and to answer. No call waits for nodes: IM makes and destroys them in the background.
+TIMEOUTS_S = (10.0, 60.0)
 RESTART_S = 90.0
 RENEW_S = 300.0  # keys of STS and tokens of OpenID Connect live an hour; a run may live longer
 # What IM says of an infrastructure; those not named here mean "wait" (pending, running, unknown).
 READY = "configured"
 BROKEN = ("failed", "unconfigured", "stopped", "off", "deleting")
+
+
+class _InTime:
+    """The part of `requests` that IM-client uses, with a limit to the time that a call may take.
+
+    IM-client passes none, so that a server that never answers would be waited for without end.
+    """
+
+    @staticmethod
+    def request(method: str, url: str, **options: Any) -> requests.Response:
+        return requests.request(method, url, timeout=TIMEOUTS_S, **options)
+
+
+imclient.requests = _InTime()
 
 
 @dataclass(frozen=True)
@@ -224,11 +241,12 @@ class IM:
             except requests.RequestException as error:
                 if time.monotonic() > deadline or not (again or _never_sent(error)):
                     raise NoAnswer(
-                        f"IM does not answer at {self._url}: {type(error).__name__}",
-                        "is the service running?",
+                        f"IM does not answer at {self._url}: {_why(error)}",
+                        "is the service running, or overloaded?",
                     ) from error
-                lost = True
-                self._try_to_revive()
+                if not _is_slow(error):  # else it is there, and goes on with what it does
+                    lost = True
+                    self._try_to_revive()
                 time.sleep(1)
             else:
                 self.restarts += lost
@@ -258,7 +276,23 @@ class IM:
 
 def _never_sent(error: requests.RequestException) -> bool:
     """Whether nothing has reached the service, so that asking again cannot do a thing twice."""
+    if isinstance(error, requests.ConnectTimeout):
+        return True
     return isinstance(error, requests.ConnectionError) and "refused" in str(error)
+
+
+def _is_slow(error: requests.RequestException) -> bool:
+    """Whether the service has taken a call and not answered in time; in the middle of an answer
+    that is a ConnectionError with these words."""
+    return isinstance(error, requests.ReadTimeout) or "Read timed out" in str(error)
+
+
+def _why(error: requests.RequestException) -> str:
+    """Why there is no answer, in few words, with the seconds that were waited."""
+    connect, answer = TIMEOUTS_S
+    if isinstance(error, requests.ConnectTimeout):
+        return f"no connection in {connect:g} s"
+    return f"no answer in {answer:g} s" if _is_slow(error) else cause(error)
 
 
 def one_line(answer: str) -> str:
