@@ -12,6 +12,7 @@ from mayfly.destroy import destroyer_of
 from mayfly.errors import MayflyError, OverBudget, RemoteError, UserError
 from mayfly.failover import Attempt, Cause, NotMade, Pool, classify, next_offer, telling_line
 from mayfly.im import Manager
+from mayfly.images import NoImage
 from mayfly.job import Job, Ready, Tools
 from mayfly.meter import Meter
 from mayfly.prepare import image_of, note_place
@@ -31,9 +32,7 @@ class Course:
 
     def tried(self, job: Job, cause: Cause | None = None, message: str | None = None) -> None:
         """Add an attempt; without a cause its nodes were made."""
-        price, currency = (job.basis.per_hour, job.basis.currency) if job.basis else (None, None)
-        offer = label(job.target)
-        self.attempts.append(Attempt(offer, price, currency, cause, message))
+        self.attempts.append(job.tried(cause, message))
 
 
 def make_nodes(ready: Ready, tools: Tools, course: Course, report: Report) -> tuple[Ready, str]:
@@ -58,7 +57,8 @@ def make_nodes(ready: Ready, tools: Tools, course: Course, report: Report) -> tu
         while (changed := _with_offer(ready, jobs[at], tools, course)) is None:
             later = next_offer(Cause.PRICE, at, pools, used_up)
             if later is None:
-                raise NotMade(Cause.PRICE, course.attempts[-1].message or "")
+                last = course.attempts[-1]
+                raise NotMade(Cause(last.cause or Cause.OTHER), last.message or "")
             at = later
         ready = changed
 
@@ -90,6 +90,8 @@ def _try(ready: Ready, tools: Tools, course: Course, report: Report) -> str:
 def _what_im_says(im: Manager, infrastructure: str, error: MayflyError) -> str:
     """All that is known of a failure, that of single nodes too: IM tells it there only."""
     lines = [*(error.log_tail if isinstance(error, Broken) else []), str(error)]
+    if not infrastructure:
+        return "\n".join(lines)
     with suppress(MayflyError):
         state = im.state(infrastructure)
         failed = [number for number, what in state.nodes.items() if what == "failed"]
@@ -109,7 +111,7 @@ def _with_offer(ready: Ready, job: Job, tools: Tools, course: Course) -> Ready |
         image = image_of(job, ready.services, tools)
         basis = course.meter.switch(price)
     except UserError as error:  # one of the other offers may do
-        course.tried(job, Cause.PRICE if isinstance(error, OverBudget) else Cause.OTHER, str(error))
+        course.tried(job, _cause_of(error), str(error))
         tools.display.say(course.attempts[-1].line())
         return None
     tools.display.say(f"next offer: {said}")
@@ -128,6 +130,12 @@ def _with_offer(ready: Ready, job: Job, tools: Tools, course: Course) -> Ready |
     path = tools.build / f"{run.id}-{len(course.attempts) + 1}.radl"
     write_radl(radl, path)
     return replace(ready, job=job, run=run, radl=radl, path=path)
+
+
+def _cause_of(error: UserError) -> Cause:
+    if isinstance(error, OverBudget):
+        return Cause.PRICE
+    return Cause.IMAGE if isinstance(error, NoImage) else Cause.OTHER
 
 
 def _price_now(job: Job, tools: Tools) -> Basis | None:

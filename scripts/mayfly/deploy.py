@@ -25,7 +25,6 @@ from mayfly.ending import (
     say_what_is_left,
 )
 from mayfly.errors import MayflyError
-from mayfly.failover import Attempt
 from mayfly.job import Job, Ready, Tools
 from mayfly.ledger import Record
 from mayfly.meter import Meter
@@ -69,7 +68,7 @@ def deploy(job: Job, tools: Tools) -> Outcome:
 def _run(ready: Ready, tools: Tools, phases: Phases) -> Outcome:
     """Run a registered job to its end; see `deploy`."""
     job = ready.job
-    status, error, attempts = Status(), None, list[Attempt]()
+    status, error, attempts = Status(), None, list(ready.passed)
     meter = Meter(job.basis, job.spec.limits.max_duration, Pace().clock)
     try:
         status = _work(ready, tools, phases, Course(meter, attempts))

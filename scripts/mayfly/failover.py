@@ -24,6 +24,7 @@ class Cause(StrEnum):
     CAPACITY = "capacity"
     QUOTA = "quota"
     PERMISSION = "permission"
+    IMAGE = "image"  # there is none of that name in that place
     PRICE = "price"  # never a provider's word: the offer became dearer than was agreed
     OTHER = "other"
 
@@ -56,6 +57,12 @@ _SIGNS = (
         r"|currently unavailable in the \S+ zone"
         r"|SkuNotAvailable|AllocationFailed|Overconstrained\w*AllocationRequest"
         r"|Capacity Restrictions|sufficient capacity",
+    ),
+    (
+        Cause.IMAGE,
+        r"InvalidAMIID\.(NotFound|Unavailable|Malformed)"
+        r"|Can not find requested image|Image \S+ could not be found"
+        r"|The resource '\S+/images/\S+' was not found|PlatformImageNotFound",
     ),
 )
 _MISSING = (
@@ -139,6 +146,7 @@ class NotMade(RunFailed):
             Cause.CAPACITY: "name further offers in any_of or ordered, or try again later",
             Cause.QUOTA: "ask the provider for a higher quota, or name an offer of another region"
             " or type in any_of",
+            Cause.IMAGE: "name one that exists there with --image, or leave it to the cloud's rule",
             Cause.PRICE: "look at `mayfly plan`, and start the run again",
             Cause.PERMISSION: f"the keys need {missing_permission(text) or 'more rights'};"
             " `mayfly check` says whose they are",

@@ -11,6 +11,10 @@ from mayfly.spec import ClusterSpec
 from mayfly.unresolved import mark
 
 
+class NoImage(UserError):
+    """There is no such image, or none that the place can take: another place may have one."""
+
+
 class Finder(Protocol):
     """A provider's listing of images, asked with the user's keys."""
 

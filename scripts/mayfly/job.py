@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mayfly import images
+from mayfly.choices import label
 from mayfly.clouds import CloudProfile
 from mayfly.display import Display
+from mayfly.failover import Attempt, Cause
 from mayfly.ledger import Ledger
 from mayfly.places import Place, Target
 from mayfly.run import Run
@@ -40,6 +42,11 @@ class Job:
         """What is made, and where."""
         return Target(self.spec, self.profile, self.place)
 
+    def tried(self, cause: Cause | None = None, message: str | None = None) -> Attempt:
+        """An attempt at its nodes; without a cause they were made."""
+        price, currency = (self.basis.per_hour, self.basis.currency) if self.basis else (None, None)
+        return Attempt(label(self.target), price, currency, cause, message)
+
 
 @dataclass(frozen=True)
 class Tools:
@@ -67,3 +74,5 @@ class Ready:
     store: RunStore
     radl: str
     path: Path  # where the RADL was written
+    passed: tuple[Attempt, ...] = ()
+    """Offers of before this one that cannot be made, with the reason."""

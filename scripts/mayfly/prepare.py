@@ -8,6 +8,8 @@ from mayfly import collection, data, fashion_mnist, images, inventory, juicefs, 
 from mayfly.display import Phases
 from mayfly.engines import image_extras
 from mayfly.errors import UserError
+from mayfly.failover import Attempt, Cause
+from mayfly.images import NoImage
 from mayfly.job import Job, Ready, Tools
 from mayfly.own.machines import Machines
 from mayfly.places import Place
@@ -41,7 +43,8 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     preflight.check_preprocess(spec, dataset)
     display.say(f"data: {dataset.uri}, {dataset.describe()}")
     with phases.phase("image"):
-        image = image_of(job, services, tools)
+        job, image, passed = _first_with_image(job, services, tools)
+    spec = job.spec
     with phases.phase("collection"):
         run = _new_run(job, tools, services, image)
     uri = run.uri(spec)
@@ -54,7 +57,8 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     write_radl(radl, path)
     what = "variables" if own else "RADL"
     display.say(f"run {run.id}: {_nodes(spec)} on {job.profile.title}; {what} in {path}")
-    return Ready(job, run, uri, services, RunStore(services.client, uri), radl, path)
+    store = RunStore(services.client, uri)
+    return Ready(job, run, uri, services, store, radl, path, passed)
 
 
 def require_deployable(job: Job) -> None:
@@ -75,11 +79,35 @@ def _at_home(job: Job, machines: Machines) -> Job:
     return replace(job, place=Place({"region": ",".join(machines.hosts().names)}))
 
 
+def _first_with_image(
+    job: Job, services: Services, tools: Tools
+) -> tuple[Job, str, tuple[Attempt, ...]]:
+    """Return the first offer whose image exists, its image, and the offers that were passed over.
+
+    Raises NoImage when it is the last one that has none.
+    """
+    passed: list[Attempt] = []
+    for number, offer in enumerate((job, *job.others)):
+        one = replace(offer, keep=job.keep, others=job.others[number:])
+        try:
+            return one, image_of(one, services, tools), tuple(passed)
+        except NoImage as error:
+            if not one.others:
+                raise
+            passed.append(one.tried(Cause.IMAGE, str(error)))
+            tools.display.say(passed[-1].line())
+    raise AssertionError("a job is its own first offer")
+
+
 def image_of(job: Job, services: Services, tools: Tools) -> str:
+    """Return IM's URL of the nodes' image. Raises NoImage."""
     if services.machines:
         return images.describe(job.spec, job.profile)
     if services.platform is None:
-        return images.resolve(job.spec, job.profile, job.place, job.finder)
+        try:
+            return images.resolve(job.spec, job.profile, job.place, job.finder)
+        except UserError as error:
+            raise NoImage(error.message, error.hint) from error
     extras = image_extras(job.spec.trainer.engine, job.spec.trainer.runtime)
     extras += juicefs.image_extras(job.spec.store)
     return local_image(extras, tools.display.say)

@@ -54,6 +54,7 @@ def im(monkeypatch):
         monkeypatch.setattr(module, "reopen_services", lambda *_, **__: services)
     monkeypatch.setattr(cli.logs, "read", lambda *_: {"lines": ["a line"]})
     monkeypatch.setattr(cli, "make_report", lambda *_: {"run": RUN})
+    monkeypatch.setattr(cli, "render_terminal", lambda *_: "a report")
     return fake
 
 

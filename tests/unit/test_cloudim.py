@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sqlite3
@@ -33,6 +34,55 @@ def fake_service(environ):
     daemon.start(["sleep", "600"], os.environ)
     yield daemon
     daemon.stop()
+
+
+@pytest.fixture
+def older(environ, fake_service):
+    """The record of the service: it runs with connectors of before, so another would be wanted."""
+    record = find_paths(environ).of(CLOUDS.part) / "service.json"
+    wish = {"url": "http://127.0.0.1:1", "engine": [], "connectors": "of before", "told": {}}
+    record.write_text(json.dumps(wish))
+    return record
+
+
+def test_another_shell_s_command_does_not_restart_it_while_it_makes_nodes(
+    environ, fake_service, older
+):
+    """IM writes an infrastructure down before its first node is asked for."""
+    process, said = fake_service.process(), []
+    service = imservice.up(CLOUDS, find_paths(environ), said.append, environ)
+    assert (service.reused, service.url) == (True, "http://127.0.0.1:1")
+    assert fake_service.process() == process
+    assert said == [
+        "the IM service for clouds is at work: what has changed since its start counts later"
+    ]
+    assert "of before" in older.read_text(), "the next command is to look again"
+
+
+class Started(Exception):
+    """Instead of a service that is started anew."""
+
+
+@pytest.mark.parametrize("kind", [CLOUDS, LOCAL])
+def test_without_nodes_in_the_making_what_has_changed_counts_now(
+    environ, fake_service, older, monkeypatch, kind
+):
+    """The one for containers in any case: its nodes are of this machine, and cost nothing."""
+
+    def install(*_):
+        raise Started
+
+    monkeypatch.setattr(imservice, "install", install)
+    monkeypatch.setattr(imservice.ports, "require_free", lambda *_: None)
+    paths = find_paths(environ)
+    if kind is LOCAL:
+        older.parent.rename(paths.state / LOCAL.part)
+    else:
+        for infrastructure in ("one", "two"):
+            imservice.wipe(CLOUDS, paths, infrastructure)
+    with pytest.raises(Started):
+        imservice.up(kind, paths, lambda _: None, environ)
+    assert imservice.running(kind, paths) is None
 
 
 def test_the_two_services_share_nothing(tmp_path):

@@ -8,6 +8,7 @@ import sqlite3
 from dataclasses import dataclass, field, replace
 
 import pytest
+from tests.unit.cloud_fakes import FakeEC2
 from tests.unit.deploy_fakes import FakeClock, FakeDisplay, FakeIM, FakeTraces
 from tests.unit.lock_fakes import working
 
@@ -21,9 +22,11 @@ from mayfly.deploy import deploy
 from mayfly.display import Phases
 from mayfly.errors import LimitReached, OverBudget, RemoteError, UserError
 from mayfly.im import State
+from mayfly.images import NoImage
 from mayfly.job import Job, Ready, Tools
 from mayfly.ledger import Ledger
 from mayfly.places import Place
+from mayfly.providers.aws import Aws
 from mayfly.redact import Secret
 from mayfly.run import Run
 from mayfly.services import Services
@@ -612,3 +615,68 @@ def test_an_offer_that_the_budget_no_longer_allows_is_passed_over(stage, monkeyp
     outcome = run(stage)
     assert causes(outcome) == ["capacity", "price"]
     assert "limits.budget is 1 USD" in outcome.document["attempts"][1]["message"]
+
+
+def test_an_offer_whose_image_does_not_exist_is_passed_over_with_its_reason(stage, monkeypatch):
+    with_offers(stage, monkeypatch, 1.0, 2.0, 3.0)
+    stage.im.states = {"infra-0": [FAILED_STATE]}
+    stage.im.text = FULL
+
+    def image_of(job, *_):
+        stage.im.states, stage.im.text = {"infra-0": [UP]}, ""
+        if job.place.region == "eu-west-2":
+            raise NoImage("image 'ami-1' does not exist in region eu-west-2", "choose another")
+        return f"aws://{job.place.region}/ami-1"
+
+    monkeypatch.setattr(attempts, "image_of", image_of)
+    outcome = run(stage)
+    assert outcome.error is None
+    assert causes(outcome) == ["capacity", "image", None]
+    reason = ": image: image 'ami-1' does not exist in region eu-west-2 — choose another"
+    said = [line for line in stage.display.lines if line.endswith(reason)]
+    assert len(said) == 1 and said[0].startswith("eu-west-2, ")
+    assert outcome.document["attempts"][2]["offer"].startswith("eu-west-3")
+
+
+def test_the_last_offer_s_missing_image_is_the_reason_that_is_told(stage, monkeypatch):
+    with_offers(stage, monkeypatch, 1.0, 2.0)
+    stage.im.states, stage.im.text = {"infra-0": [FAILED_STATE]}, FULL
+
+    def image_of(job, *_):
+        raise NoImage("image 'ami-1' does not exist in region eu-west-2")
+
+    monkeypatch.setattr(attempts, "image_of", image_of)
+    outcome = run(stage)
+    assert causes(outcome) == ["capacity", "image"]
+    assert "the nodes were not made: image: image 'ami-1' does not exist" in str(outcome.error)
+    assert "--image" in str(outcome.error)
+
+
+def test_an_image_that_the_provider_does_not_find_is_one_more_reason_to_go_on(stage, monkeypatch):
+    with_offers(stage, monkeypatch, 1.0, 2.0)
+    stage.im.states = {"infra-0": [FAILED_STATE]}
+    stage.im.text = "(InvalidAMIID.NotFound) when calling the RunInstances operation: The image id"
+    outcome = run(stage)
+    assert causes(outcome) == ["image", "image"]
+
+
+def test_offers_that_were_passed_over_before_anything_was_made_are_told(stage, monkeypatch):
+    """Who looks for the image is boto3's stand-in: only eu-west-2 has it."""
+    with_offers(stage, monkeypatch, 1.0, 2.0, 3.0)
+    wanted = stage.ready.job
+    amis = {"eu-west-1": [], "eu-west-2": [{"ImageId": "ami-2", "CreationDate": "2026"}]}
+    jobs = [
+        replace(job, finder=Aws(lambda *_, r=job.place.region: FakeEC2(amis[r]), job.place.region))
+        for job in (wanted, *wanted.others[:1])
+    ]
+    first = replace(jobs[0], others=(jobs[1], wanted.others[1]), keep=True)
+    job, image, passed = preparing._first_with_image(first, stage.ready.services, stage.tools)
+    assert (job.place.region, image) == ("eu-west-2", "aws://eu-west-2/ami-2")
+    assert (job.keep, [each.place.region for each in job.others]) == (True, ["eu-west-3"])
+    assert [(each.offer[:9], each.cause) for each in passed] == [("eu-west-1", "image")]
+    assert "no image 'debian-12-amd64-*' of owner" in passed[0].message
+    assert passed[0].line() in stage.display.lines
+    with pytest.raises(NoImage, match="no image 'debian-12"):
+        preparing._first_with_image(replace(jobs[0], others=()), stage.ready.services, stage.tools)
+    stage.ready = replace(stage.ready, job=replace(job, keep=False), passed=passed)
+    assert causes(run(stage)) == ["image", None]

@@ -95,6 +95,21 @@ TEXTS = [
     ),
     (Cause.OTHER, "no node came up in 30 min 00 s: node 0 pending"),
     (Cause.OTHER, ""),
+    (
+        Cause.IMAGE,
+        EC2 + f"(InvalidAMIID.NotFound) {RUN}: The image id '[ami-0]' does not exist",
+    ),
+    (Cause.IMAGE, NOVA + "400 Bad Request Can not find requested image"),
+    (Cause.IMAGE, NOVA + "404 Not Found Image debian-12 could not be found."),
+    (
+        Cause.IMAGE,
+        GCE + "The resource 'projects/debian-cloud/global/images/debian-0' was not found",
+    ),
+    (
+        Cause.IMAGE,
+        AZURE + "(PlatformImageNotFound) The platform image 'debian:debian-12:12:latest' is not"
+        " available.",
+    ),
 ]
 
 
@@ -143,6 +158,10 @@ POOLS = [pool("a"), pool("a"), pool("a", "g4dn.xlarge"), pool("b"), pool("b", sp
 def test_without_room_the_next_offer_is_tried():
     spent: set[Pool] = set()
     assert [next_offer(Cause.CAPACITY, at, POOLS, spent) for at in range(5)] == [1, 2, 3, 4, None]
+
+
+def test_without_its_image_the_next_offer_is_tried():
+    assert next_offer(Cause.IMAGE, 0, POOLS, set()) == 1
 
 
 def test_a_quota_needs_another_region_or_type():
