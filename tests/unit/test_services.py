@@ -93,6 +93,14 @@ def test_only_our_own_im_has_our_connector(monkeypatch, foreign, wanted):
     assert (entry.type, entry.fields["password"].reveal()) == (wanted, CANARY)
 
 
+@pytest.mark.parametrize(("foreign", "wanted"), [(True, "OpenStack"), (False, "MayflyOpenStack")])
+def test_openstack_has_a_connector_of_ours_too(foreign, wanted):
+    named = {"AUTH_URL": "https://ks", "USERNAME": "u", "PASSWORD": CANARY, "PROJECT_NAME": "p"}
+    environ = {f"OS_{name}": value for name, value in named.items()}
+    (entry,) = services.cloud_entries("openstack", environ, foreign=foreign)
+    assert (entry.type, entry.fields["password"].reveal()) == (wanted, CANARY)
+
+
 def test_without_keys_no_im_is_started(own_im):
     with pytest.raises(UserError, match="AZURE_SUBSCRIPTION_ID"):
         services.open_services("azure", dict(S3), print)

@@ -36,6 +36,7 @@ EMPTY: dict[str, Any] = {
     "network_id": "",
     "port_id": None,
     "floating_ip_address": "192.0.2.7",
+    "description": "",
     "task_state": None,
 }
 
@@ -144,6 +145,10 @@ class FakeOpenStack:
     def delete_port(self, what: str, ignore_missing: bool) -> None:
         self._require(not self.tables["ports"][what].device_owner.startswith("network:"))
         self._drop("ports", what)
+
+    def delete_ip(self, what: str, ignore_missing: bool) -> None:
+        self._maybe_refuse("delete_ip")
+        self._drop("ips", what)
 
     def delete_volume(self, what: str, ignore_missing: bool) -> None:
         self._drop("volumes", what)
@@ -265,6 +270,37 @@ def test_the_infrastructure_is_learnt_from_the_servers(ledger):
     destroy(ledger, cloud)
     assert ledger.get(RUN).infrastructure == INFRA
     assert not any(cloud.tables.values())
+
+
+def test_addresses_that_our_connector_made_are_released_and_foreign_ones_stay(ledger):
+    """Also when the node is gone, and they point nowhere."""
+    cloud = FakeOpenStack()
+    fill(cloud, OTHER_RUN, OTHER, "other")
+    for name, more in {
+        "free": {},
+        "theirs": {"port_id": "other-port-0", "description": f"{TAG}={OTHER_RUN}"},
+        "alike": {"description": f"{TAG}={RUN}2"},
+        "talk": {"description": f"was {TAG}={RUN}"},
+        "other-key": {"description": f"{TAG}s={RUN}"},
+    }.items():
+        cloud.add("ips", name, **more)
+    fill(cloud, RUN, INFRA, "ours")
+    cloud.add("ips", "taken", port_id="ours-port-1")
+    before = cloud.names()["ips"]
+    cloud.add("ips", "ours-used", port_id="ours-port-0", description=f"{TAG}={RUN}")
+    cloud.add("ips", "ours-lost", description=f"{TAG}={RUN}")
+    proof = destroy(ledger, cloud)
+    assert (proof.clean, cloud.names()["ips"]) == (True, before)
+    assert [note for note in proof.notes if "192.0.2.7 points to a server of ours" in note]
+    done = {(e.action, e.outcome) for e in ledger.journal(RUN) if "floating address" in e.target}
+    assert done == {("remove", "done")}
+
+
+def test_an_address_that_may_not_be_released_is_left_and_named(ledger):
+    cloud = FakeOpenStack(refused={"delete_ip": 403})
+    cloud.add("ips", "ours", description=f"{TAG}={RUN}")
+    with pytest.raises(RemoteError, match=r"floating address ours \(192.0.2.7\)"):
+        destroy(ledger, cloud)
 
 
 def test_unmarked_addresses_and_volumes_are_told_and_left(ledger):

@@ -15,8 +15,8 @@ from mayfly.local.host import Progress
 from mayfly.local.imservice import CLOUDS, ImService
 from mayfly.local.paths import Paths, find_paths
 
-# IM's own EC2 connector makes things that cannot be found again; scripts/im_connectors has ours.
-CONNECTORS = {"EC2": "MayflyEC2"}
+# IM's own connectors make things that cannot be found again; scripts/im_connectors has ours.
+CONNECTORS = {"EC2": "MayflyEC2", "OpenStack": "MayflyOpenStack"}
 
 
 def up(progress: Progress, environ: Mapping[str, str] = os.environ) -> ImService:

@@ -1,6 +1,7 @@
 """What runs own in an OpenStack project, by a connection of openstacksdk that is passed in.
 
-Nova keeps our tag as metadata of the servers; all else that IM makes is known by its name.
+Nova keeps our tag as metadata of the servers, and Neutron as the description of the floating
+addresses that our connector makes; all else that IM makes is known by its name.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from mayfly.errors import MayflyError
 from mayfly.sweep.things import (
+    TAG,
     Listing,
     Marks,
     Refused,
@@ -198,11 +200,17 @@ class _Look:
                 self.notes.append(f"{VOLUME} {volume.id} is attached to our {owner}, untagged")
 
     def _addresses(self, ports: Mapping[str, bool]) -> None:
-        """Name the addresses of our servers: IM takes free ones of the project's, or makes some,
-        and marks neither."""
+        """List those that our connector has made, and only name others of our servers.
+
+        An IM without it takes free ones of the project's or makes some, and marks neither: to
+        release one that merely points to a server of ours could take it from somebody else.
+        """
         for address in self._ask(ADDRESS):
-            if str(address.port_id or "") in ports:
-                what = f"{ADDRESS} {address.floating_ip_address} points to a server of ours"
+            name = str(address.floating_ip_address)
+            if run := self.marks.owner(described_tags(address.description)):
+                self._add(ADDRESS, address, run, state=name, since=address.created_at)
+            elif str(address.port_id or "") in ports:
+                what = f"{ADDRESS} {name} points to a server of ours"
                 self.notes.append(f"{what}: IM made it, or took one of the project's")
 
     def _add(self, kind: str, raw: Any, run: str, **known: Any) -> None:
@@ -215,6 +223,12 @@ class _Look:
             self.unlisted.append(Unlisted(kind, _said(error), _for_good(error)))
             return
         yield from listed
+
+
+def described_tags(description: Any) -> dict[str, str]:
+    """Return the tag that our connector writes as a description: exactly `mayfly-run=RUN`."""
+    key, _, value = str(description or "").partition("=")
+    return {TAG: value} if key == TAG and value else {}
 
 
 def _is_services(port: Any) -> bool:
@@ -240,6 +254,7 @@ def _delete_subnet(cloud: Any, subnet: str) -> None:
 
 _REMOVE: dict[str, Callable[[Any, str], object]] = {
     SERVER: lambda cloud, what: cloud.compute.delete_server(what, ignore_missing=True),
+    ADDRESS: lambda cloud, what: cloud.network.delete_ip(what, ignore_missing=True),
     PORT: lambda cloud, what: cloud.network.delete_port(what, ignore_missing=True),
     VOLUME: lambda cloud, what: cloud.block_storage.delete_volume(what, ignore_missing=True),
     GROUP: lambda cloud, what: cloud.network.delete_security_group(what, ignore_missing=True),
