@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import boto3
 import typer
 from rich.console import Group
 
@@ -39,11 +38,14 @@ def around() -> Around:
 
     Boto3 and openstacksdk find the user's keys where they always do.
     """
-    clients = ask.Clients(
-        aws=lambda service, region: boto3.client(service, region_name=region),  # type: ignore[call-overload]
-        openstack=stack.connect,
-    )
+    clients = ask.Clients(aws=_aws_client, openstack=stack.connect)
     return Around(os.environ, clients, stored_prices(), date.today())
+
+
+def _aws_client(service: str, region: str) -> Any:
+    import boto3  # noqa: PLC0415 (it takes long to import)
+
+    return boto3.client(service, region_name=region)  # type: ignore[call-overload]
 
 
 def stored_prices() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,7 +62,7 @@ class Cloud:
 @pytest.fixture(autouse=True)
 def exceptions(monkeypatch):
     fake = SimpleNamespace(NotFoundException=Gone, SDKException=Gone)
-    monkeypatch.setattr(stack, "exceptions", fake, raising=False)
+    monkeypatch.setattr(stack, "_sdk", lambda: SimpleNamespace(exceptions=fake))
 
 
 def delete(cloud: Cloud, timeout_s: float = 100):
@@ -107,6 +108,7 @@ def test_a_resource_that_is_left_is_named():
 
 
 def test_without_openstacksdk_the_user_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr(stack, "openstack", None)
+    monkeypatch.undo()  # the stand-in of above
+    monkeypatch.setitem(sys.modules, "openstack", None)
     with pytest.raises(UserError, match="pip install"):
         stack.connect()

@@ -17,8 +17,6 @@ from time import monotonic
 from time import sleep as pause
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import boto3
-from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -43,9 +41,6 @@ CHUNK_BYTES = 4 << 20
 _KEYS_PER_DELETE = 1000  # the most that one DeleteObjects takes
 _STREAM_RETRIES = 5
 _STREAM_PATIENCE_S = 60
-_ONE_PART_AT_A_TIME = TransferConfig(
-    multipart_threshold=16 << 20, multipart_chunksize=16 << 20, use_threads=False
-)
 _BROKEN_STREAM = (HTTPClientError, IncompleteReadError, ResponseStreamingError)
 
 
@@ -161,6 +156,8 @@ def connect(settings: S3Settings, connections: int = 16) -> S3Client:
     Checksums only where the protocol requires them: servers other than AWS's reject the newer
     trailing ones, and every file is checked by SHA-256 anyway.
     """
+    import boto3  # noqa: PLC0415 (it takes long to import)
+
     os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     config = Config(
         signature_version="s3v4",
@@ -241,8 +238,13 @@ def upload(client: S3Client, uri: S3Uri, stream: BinaryIO) -> None:
     A failed part is sent again; when the whole fails, its parts are removed from the server.
     `read(n)` of the stream must return n bytes unless it is at its end.
     """
+    from boto3.s3.transfer import TransferConfig  # noqa: PLC0415 (it takes long to import)
+
+    one_part_at_a_time = TransferConfig(
+        multipart_threshold=16 << 20, multipart_chunksize=16 << 20, use_threads=False
+    )
     with clear_errors(uri):
-        client.upload_fileobj(stream, uri.bucket, uri.key, Config=_ONE_PART_AT_A_TIME)
+        client.upload_fileobj(stream, uri.bucket, uri.key, Config=one_part_at_a_time)
 
 
 def delete(client: S3Client, uri: S3Uri) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import boto3
 import botocore.config
 import botocore.exceptions
 
@@ -40,6 +39,8 @@ class Aws:
 
     def identify(self) -> Identity:
         """Ask STS who we are; it needs no permission."""
+        import boto3  # noqa: PLC0415 (it takes long to import)
+
         client = boto3.client(
             "sts",
             aws_access_key_id=self.access_key_id.reveal(),
@@ -72,6 +73,8 @@ def look(environ: Mapping[str, str]) -> Aws | None:
 
     Raises Missing when they are half given, UserError when what is there cannot be read.
     """
+    import boto3  # noqa: PLC0415 (it takes long to import)
+
     del environ  # boto3 reads the process's own, and the files that it names
     try:
         session = boto3.Session()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,13 +10,6 @@ from typing import Any
 
 from mayfly.errors import RemoteError, UserError
 from mayfly.heat.template import MARK
-
-openstack: Any
-try:
-    import openstack
-    from openstack import exceptions
-except ImportError:  # an extra of its own: nobody else needs it
-    openstack = None
 
 PAUSE_S = 5
 # How to look for what costs money or blocks a quota, by its Heat type.
@@ -43,18 +37,28 @@ def connect(region: str | None = None) -> Any:
 
     Raises UserError.
     """
-    if openstack is None:
-        raise UserError(
-            "openstacksdk is not installed", "run: .venv/bin/pip install 'openstacksdk>=4,<5'"
-        )
+    sdk = _sdk()
     try:
-        cloud = openstack.connect(**({"region_name": region} if region else {}))
+        cloud = sdk.connect(**({"region_name": region} if region else {}))
         cloud.authorize()
     except Exception as error:  # keystoneauth, os-client-config and sdk each have their own
         raise UserError(
             f"no OpenStack to talk to: {error}", "set OS_CLOUD, or source your project's openrc.sh"
         ) from error
     return cloud
+
+
+def _sdk() -> Any:
+    """The library, loaded when it is first needed: that takes longer than most commands do.
+
+    Raises UserError where it is not installed.
+    """
+    try:
+        return importlib.import_module("openstack")
+    except ImportError as error:  # an extra of its own: nobody else needs it
+        raise UserError(
+            "openstacksdk is not installed", "run: .venv/bin/pip install 'openstacksdk>=4,<5'"
+        ) from error
 
 
 def delete(
@@ -66,7 +70,7 @@ def delete(
     """
     try:
         return _delete(cloud, name, timeout_s, sleep)
-    except exceptions.SDKException as error:
+    except _sdk().exceptions.SDKException as error:
         raise RemoteError(
             f"stack {name!r}: {error}", "correct it there and delete again"
         ) from error
@@ -121,7 +125,7 @@ def _state(cloud: Any, stack_id: str) -> Any:
     """The stack, or None when it is gone; Heat keeps showing deleted ones by their id."""
     try:
         found = cloud.orchestration.get_stack(stack_id)
-    except exceptions.NotFoundException:
+    except _sdk().exceptions.NotFoundException:
         return None
     return None if found.status == "DELETE_COMPLETE" else found
 

@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 from botocore.config import Config
 from cryptography import x509  # ansible-core's own requirement
 from cryptography.hazmat.primitives import hashes, serialization
@@ -224,6 +223,8 @@ def _stop(directory: Path) -> None:
 
 
 def _make_buckets(endpoint: str, key_id: str, secret: str) -> None:
+    import boto3  # noqa: PLC0415 (it takes long to import)
+
     client = boto3.client(
         "s3",
         endpoint_url=endpoint,

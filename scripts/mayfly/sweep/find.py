@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import boto3
 from botocore.config import Config
 
 from mayfly.clouds import load_cloud
@@ -31,6 +30,8 @@ def find_account(cloud: str, environ: Mapping[str, str]) -> Account | None:
 
 
 def _client(service: str, region: str) -> Any:
+    import boto3  # noqa: PLC0415 (it takes long to import)
+
     return boto3.client(service, region_name=region, config=_PATIENT)  # type: ignore[call-overload]
 
 
