@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 
 import pytest
@@ -13,7 +14,7 @@ from mayfly.auth.azure import NAMES as AZURE_NAMES
 from mayfly.credentials import S3Settings
 from mayfly.ending import Outcome
 from mayfly.errors import RemoteError, RunFailed
-from mayfly.ledger import Ledger
+from mayfly.ledger import VERSION, Ledger
 from mayfly.redact import Secret
 
 
@@ -136,6 +137,20 @@ def test_destroying_again_is_said_and_harmless(mayfly, state):
     code, out, _ = mayfly("destroy", "one", "--json")
     assert code == 0
     assert json.loads(out)["already_destroyed"] is True
+
+
+@pytest.mark.parametrize("words", [["ls"], ["status"], ["destroy"], ["gc", "--cloud", "aws"]])
+def test_a_ledger_of_a_newer_mayfly_is_told_in_one_line(mayfly, state, monkeypatch, words):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unit-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "unit-secret")
+    ledger_with(state, "one").close()
+    with sqlite3.connect(state / "ledger.sqlite") as db:
+        db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    db.close()
+    code, out, err = mayfly(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"the ledger is of a newer Mayfly: {state}/ledger.sqlite: version {VERSION + 1}" in err
+    assert "update this Mayfly" in err
 
 
 def test_runs_are_listed_newest_first(mayfly, state):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
+from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from botocore.exceptions import ClientError
 from tests.unit.cloud_fakes import TODAY, FakeEC2, FakePricing, price_list, size
 
 from mayfly import planning, prices
 from mayfly.clouds import load_job
-from mayfly.errors import UserError
+from mayfly.errors import MayflyError, UserError
 from mayfly.node_types import plan_nodes
 from mayfly.offer import Around, Options, make_offer
 from mayfly.places import Target, find_place
@@ -200,6 +204,50 @@ def test_gpus_are_checked_on_types_that_the_provider_describes(tmp_path: Path):
     asked = {"nodes.worker.instance": "x9.large", "nodes.worker.gpu": 1}
     with pytest.raises(UserError, match="type 'x9.large' has none"):
         offer(tmp_path, amazon(types), **asked)
+
+
+class FakeFlavors:
+    """Nova, as openstacksdk shows it."""
+
+    compute = property(lambda self: self)
+
+    def flavors(self):
+        return iter([SimpleNamespace(name=name) for name in ("m1.small", "m1.large")])
+
+
+@pytest.mark.parametrize("name", ["m1.lage", "m1.huge"])
+def test_a_flavor_that_the_project_lacks_is_refused_before_anything(tmp_path: Path, name):
+    clients = Clients(openstack=FakeFlavors, azure=None)
+    asked = {"cloud": "openstack", "nodes.worker.instance": name}
+    with pytest.raises(UserError, match=f"unknown flavor: '{name}' .known: m1.large, m1.small"):
+        at_openstack(tmp_path, clients, **asked)
+    at_openstack(tmp_path, clients, **{**asked, "nodes.worker.instance": "m1.large"})
+
+
+def at_openstack(tmp_path: Path, clients: Clients, **given):
+    spec, profile = load_job(None, {"bucket": "my-models", **given}, {})
+    around = Around({"OS_AUTH_URL": "https://ks:5000/v3"}, clients, tmp_path, TODAY)
+    return make_offer(spec, profile, Options(), around)
+
+
+def test_a_clock_that_is_wrong_is_told_beside_amazon_s_refusal(tmp_path: Path):
+    """Amazon says that the keys are wrong."""
+    date = formatdate(time.time() - 900, usegmt=True)
+    answer = {
+        "Error": {"Code": "AuthFailure", "Message": "not able to validate the credentials"},
+        "ResponseMetadata": {"HTTPHeaders": {"date": date}},
+    }
+
+    class Refusing:
+        def describe_regions(self, **_):
+            raise ClientError(answer, "DescribeRegions")
+
+    clients = Clients(aws=lambda service, region: Refusing(), azure=None)
+    with pytest.raises(MayflyError, match=r"not able to validate .* clock: it is \+90\d s from"):
+        offer(tmp_path, clients)
+    answer["ResponseMetadata"]["HTTPHeaders"]["date"] = formatdate(time.time(), usegmt=True)
+    with pytest.raises(MayflyError, match="not able to validate .* check keys and network"):
+        offer(tmp_path, clients)
 
 
 def test_a_place_that_is_not_named_is_refused(tmp_path: Path):

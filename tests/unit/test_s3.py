@@ -78,6 +78,7 @@ def test_a_bucket_that_does_not_exist_is_named(client):
         ("AccessDenied", "access denied"),
         ("403", "access denied"),
         ("ExpiredToken", "session token for s3://bucket/a/b has expired"),
+        ("RequestTimeTooSkewed", "the clock here is too far from the S3 server's — set the clock"),
     ],
 )
 def test_wrong_keys_are_the_user_s_fault_and_are_not_shown(code, message):

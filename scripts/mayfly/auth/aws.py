@@ -97,12 +97,20 @@ def look(environ: Mapping[str, str]) -> Aws | None:
 
 
 def _refusal(error: botocore.exceptions.ClientError) -> UserError:
-    """Why STS refused, with the clocks' difference when that may be it: signatures have a time."""
-    said, skew = error.response["Error"], _skew(error.response)
-    advice = "renew them: keys of STS and SSO expire"
-    if skew is not None and abs(skew) > CLOCK_LIMIT_S:
-        advice = f"set this machine's clock: it is {skew:+.0f} s from AWS's"
-    return UserError(f"AWS refuses the credentials: {said['Code']}", advice)
+    """Why STS refused, with the clocks' difference when that may be it."""
+    advice = clock_advice(error.response) or "renew them: keys of STS and SSO expire"
+    return UserError(f"AWS refuses the credentials: {error.response['Error']['Code']}", advice)
+
+
+def clock_advice(answer: Mapping[str, Any]) -> str | None:
+    """Return what to do when an answer of AWS's shows that this machine's clock is wrong.
+
+    Signatures have a time, and a wrong one reads like wrong keys; None when it is right.
+    """
+    skew = _skew(answer)
+    if skew is None or abs(skew) <= CLOCK_LIMIT_S:
+        return None
+    return f"set this machine's clock: it is {skew:+.0f} s from AWS's"
 
 
 def _skew(answer: Mapping[str, Any]) -> float | None:

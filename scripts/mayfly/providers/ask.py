@@ -63,10 +63,15 @@ def pricer(profile: CloudProfile, place: Place, clients: Clients) -> Pricer | No
 def check_types(
     nodes: tuple[Nodes, ...], profile: CloudProfile, place: Place, clients: Clients
 ) -> dict[str, InstanceType]:
-    """Ask whether the region and the types exist, and return the sizes of those not described.
+    """Ask whether region and types exist, and return the sizes of those not described.
 
     Raises UserError for what does not exist; nothing is asked where nobody can be.
     """
+    if profile.instances == "flavors" and clients.openstack:
+        flavors = [group.type for group in nodes if group.type]
+        if flavors:
+            OpenStack(clients.openstack()).check_flavors(flavors)
+        return {}
     if profile.prices != "aws" or not clients.aws or not place.region:
         return {}
     amazon = Aws(clients.aws, place.region)

@@ -18,6 +18,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
+from mayfly.auth.aws import clock_advice
 from mayfly.clouds import ImageRule, InstanceType
 from mayfly.errors import MayflyError, RemoteError, UserError, nearest, unknown
 from mayfly.prices import PriceList, TypePrice
@@ -204,7 +205,8 @@ class _Refused(MayflyError):
     def __init__(self, call: str, error: ClientError) -> None:
         detail = error.response.get("Error", {})
         self.code = str(detail.get("Code", ""))
-        super().__init__(f"Amazon refused {call}: {detail.get('Message') or self.code}", _KEYS)
+        advice = clock_advice(error.response) or _KEYS
+        super().__init__(f"Amazon refused {call}: {detail.get('Message') or self.code}", advice)
 
 
 def _size(described: dict[str, Any]) -> InstanceType:

@@ -1,18 +1,19 @@
-"""OpenStack's images, by a connection of openstacksdk that is passed in."""
+"""OpenStack's images and flavors, by a connection of openstacksdk that is passed in."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from mayfly.clouds import ImageRule
-from mayfly.errors import RemoteError, UserError
+from mayfly.errors import RemoteError, UserError, unknown
 
 
 @dataclass(frozen=True)
 class OpenStack:
-    """One project's view of the image service."""
+    """One project's view of the image and the compute service."""
 
     connection: Any
 
@@ -36,6 +37,22 @@ class OpenStack:
         if found is None:
             raise UserError(f"image {image!r} does not exist", _some(self._images()))
         return str(found.id)
+
+    def check_flavors(self, names: Iterable[str]) -> None:
+        """Raise UserError for the first name that no flavor of the project has.
+
+        By name, as IM looks for it; how many GPUs a flavor has, OpenStack does not say.
+        """
+        wanted = list(names)
+        if not wanted:
+            return
+        try:
+            there = {str(flavor.name) for flavor in self.connection.compute.flavors()}
+        except Exception as error:  # keystoneauth and the SDK each have their own
+            raise RemoteError(f"OpenStack did not list its flavors: {error}") from error
+        for name in wanted:
+            if name not in there:
+                raise unknown("flavor", name, there, "see `openstack flavor list`")
 
     def _images(self) -> list[Any]:
         try:
