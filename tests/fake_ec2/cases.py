@@ -17,6 +17,8 @@ from fake_ec2.lab import Lab
 from mayfly.local import imservice
 
 SEEN_S = 0.5
+# What another shell may want of a run that is at work.
+OTHERS = {"destroy": ("destroy",), "status": ("status",), "gc": ("gc", "--cloud", "aws", "--yes")}
 
 
 @dataclass
@@ -77,12 +79,21 @@ def created_and_destroyed(lab: Lab) -> dict[str, Any]:
 
 
 def interrupted(lab: Lab) -> dict[str, Any]:
-    """Ctrl-C while IM configures."""
+    """Ctrl-C while IM configures; before it, others want the run while it is at work."""
     command = lab.deploy()
     lab.wait_for_state("configuring", command=command)
+    others = {name: lab.run(*words) for name, words in OTHERS.items()}
+    there = lab.ours()
     ended, left = lab.interrupt(command), lab.ours()
-    again = lab.run("destroy")
-    return {"code": ended.code, "document": ended.document, "left": left, "again": again}
+    return {
+        "pid": command.pid,
+        "others": others,
+        "there": there,
+        "code": ended.code,
+        "document": ended.document,
+        "left": left,
+        "again": lab.run("destroy"),
+    }
 
 
 def spot_fulfilled(lab: Lab) -> dict[str, Any]:

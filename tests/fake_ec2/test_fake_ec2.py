@@ -47,6 +47,17 @@ def test_an_interrupted_deploy_leaves_nothing(outcome: Outcome, clean: Outcome):
     assert outcome.told["again"].code == 0
 
 
+@case("interrupted", cases.interrupted)
+def test_another_process_is_kept_off_a_run_at_work(outcome: Outcome, clean: Outcome):
+    destroy, status, gc = (outcome.told["others"][name] for name in cases.OTHERS)
+    assert destroy.code == 2
+    assert f"is at work: mayfly deploy, process {outcome.told['pid']} since" in destroy.messages
+    assert (status.code, status.document["state"]) == (0, "configuring")
+    (found,) = gc.document["runs"]
+    assert (gc.code, found["goes_on"], gc.document["removed"]) == (0, True, 0)
+    assert len(outcome.told["there"]["instance"]) == NODES
+
+
 @case("spot", cases.spot_fulfilled)
 def test_spot_nodes(outcome: Outcome, clean: Outcome):
     assert_marked(outcome, instance=NODES, volume=NODES, interface=NODES, spot_request=2)
