@@ -81,6 +81,11 @@ _SECRET_NAME = re.compile(r"SECRET|PASSW|TOKEN|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL
 _URL_USER = re.compile(r"(?<=://)[^/@\s]*@")
 
 
+def without_users(text: str) -> str:
+    """A text to show, without the users and passwords of the URLs in it."""
+    return _URL_USER.sub("…@", text)
+
+
 # --- values -----------------------------------------------------------------------------------
 
 
@@ -792,7 +797,7 @@ def _explain(error: ValidationError, layers: list[Layer]) -> UserError:
     else:
         describe = PROBLEMS.get(first["type"])
         problem = describe(context) if describe else first["msg"]
-    shown = _URL_USER.sub("…@", repr(first["input"]))
+    shown = without_users(repr(first["input"]))
     value = "" if isinstance(first["input"], dict) else f" is {shown}"
     hint = ": ".join(filter(None, (problem, _HINTS.get(key))))
     return UserError(f"{key}{value}{origin}", hint)

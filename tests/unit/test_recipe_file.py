@@ -174,3 +174,27 @@ def test_ways_to_write_a_range(tmp_path: Path, written: str, ends: tuple[Any, An
 )
 def test_what_would_only_show_on_a_worker(tmp_path: Path, text: str, part: str):
     assert part in error(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("source", "glob", "part"),
+    [
+        ("null", "in/*", "'in/*' is relative, and there is no source"),
+        (".", "../in/*", "'../in/*' leads out of the source"),
+    ],
+)
+def test_a_glob_that_tasks_could_not_follow(tmp_path: Path, source: str, glob: str, part: str):
+    text = f"source: {source}\ncommand: cat {{{{f}}}}\nparameters:\n  f: {{glob: '{glob}'}}\n"
+    assert part in (found := error(tmp_path, text)) and "line 4" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("samples: https://me:hunter22@host/x\n", "'https://…@host/x'"),
+        ("environment: {DB: 'postgres://me:hunter22@host/x'}\n", "DB looks like a secret"),
+    ],
+)
+def test_no_error_shows_the_password_of_an_address(tmp_path: Path, text: str, masked: str):
+    found = error(tmp_path, "command: run\n" + text)
+    assert masked in found and "hunter" not in found

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mayfly_train.recipe import process
+from mayfly_train.recipe import identity, process
 from mayfly_train.recipe.slots import Records
 
 STUBBORN = """
@@ -93,7 +93,7 @@ def test_what_leaves_the_group_is_found_by_its_adopter(tmp_path: Path):
     """In a process of its own, because adopting is for the whole process."""
     script = f"""
 import os, pathlib, sys, time
-from mayfly_train.recipe import process
+from mayfly_train.recipe import identity, process
 from mayfly_train.recipe.slots import Records
 process.adopt_orphans()
 out = open({str(tmp_path / "out")!r}, "wb")
@@ -114,10 +114,10 @@ def test_orphans_of_a_killed_worker_are_found_by_their_record(tmp_path: Path):
     stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
     records = tmp_path / process.RUNNING
     try:
-        dead = Records(records / "dead", "999999999 1")
+        dead = Records(records / "dead", f"999999999 1 {identity.space()}")
         dead.note(0, stranger.pid, "a-0")
         dead.note(2, orphan.pid, "a-1")
-        Records(records / "alive", process.identity()).note(0, stranger.pid, "a-2")
+        Records(records / "alive", identity.own()).note(0, stranger.pid, "a-2")
         for name in ("dead.0", "alive.0"):
             (tmp_path / process.SLOTS / name).mkdir(parents=True)
         assert process.kill_orphans(tmp_path) == 1
@@ -140,7 +140,7 @@ def test_the_group_is_told_while_the_command_runs(execute, tmp_path: Path):
 def test_children_of_what_has_left_the_group_end_too(tmp_path: Path):
     script = f"""
 import os, pathlib
-from mayfly_train.recipe import process
+from mayfly_train.recipe import identity, process
 process.adopt_orphans()
 out = open({str(tmp_path / "out")!r}, "wb")
 environment = dict(os.environb)
@@ -162,7 +162,9 @@ def test_what_left_the_group_of_a_killed_worker_ends_too(tmp_path: Path):
         ["sleep", "600"], start_new_session=True, env={**os.environ, process.ATTEMPT: "a-77"}
     )
     try:
-        Records(tmp_path / process.RUNNING / "dead", "999999999 1").note(0, 999999998, "a-77")
+        Records(tmp_path / process.RUNNING / "dead", f"999999999 1 {identity.space()}").note(
+            0, 999999998, "a-77"
+        )
         assert process.kill_orphans(tmp_path) == 0
         assert escaped.wait(timeout=30) == -9
     finally:
@@ -199,3 +201,53 @@ time.sleep(600)
 """
     assert execute(python(child)).exit_code == 0
     os.kill(int((tmp_path / "out").read_text()), 9)
+
+
+def test_what_was_started_too_late_to_be_recorded_ends_with_its_worker(tmp_path: Path):
+    """Nothing but its environment says whose it is."""
+    dead = {**os.environ, process.WORKER: f"999999999 1 {identity.space()}"}
+    alive = {**os.environ, process.WORKER: identity.own()}
+    elsewhere = {**os.environ, process.WORKER: "999999999 1 another-boot.1"}
+    started = [
+        subprocess.Popen(["sleep", "600"], start_new_session=True, env=each)
+        for each in (dead, alive, elsewhere)
+    ]
+    try:
+        process.kill_orphans(tmp_path)
+        assert started[0].wait(timeout=30) == -9
+        assert [each.poll() for each in started[1:]] == [None, None]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+def test_slots_of_an_earlier_boot_go_and_numbers_in_their_records_mean_nobody(tmp_path: Path):
+    stranger = subprocess.Popen(["sleep", "600"], env={**os.environ, process.ATTEMPT: "a-1"})
+    try:
+        Records(tmp_path / process.RUNNING / "old", "1 1 another-boot.1").note(
+            0, stranger.pid, "a-1"
+        )
+        (tmp_path / process.SLOTS / "old.0").mkdir(parents=True)
+        assert process.kill_orphans(tmp_path) == 0
+        assert stranger.poll() is None
+        assert list((tmp_path / process.SLOTS).iterdir()) == []
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_who_was_adopted_before_it_could_ask_for_its_parents_end_ends(tmp_path: Path):
+    code = "from mayfly_train.recipe import process; process.end_with_parent({}); print(1)"
+    words = [sys.executable, "-c", code.format(os.getpid())]
+    assert subprocess.run(words, check=False, stdout=subprocess.PIPE).returncode == 0
+    words = [sys.executable, "-c", code.format(999999999)]
+    assert subprocess.run(words, check=False, stdout=subprocess.PIPE).returncode == -15
+
+
+def test_a_process_is_known_by_more_than_its_number():
+    pid, started, space = identity.own().split()
+    assert not identity.is_gone(identity.own())
+    assert identity.is_gone(f"{pid} {int(started) - 1} {space}")
+    assert not identity.is_gone(f"{pid} {int(started) - 1} another-boot.1")
+    assert identity.is_here(f"1 1 {space}") and not identity.is_here("1 1 another-boot.1")

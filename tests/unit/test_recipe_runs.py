@@ -21,9 +21,10 @@ from mayfly.recipe import look, runs
 from mayfly.recipe.execute import execute
 from mayfly.recipe.load import load
 from mayfly_train.errors import BadInput
-from mayfly_train.recipe import names
+from mayfly_train.recipe import identity, lock, names
 from mayfly_train.recipe.engine import InProcessEngine
 from mayfly_train.recipe.head import Head
+from mayfly_train.recipe.ledger import Ledger
 from mayfly_train.recipe.lock import Lease
 from unit.recipe_fakes import Lab
 
@@ -284,10 +285,108 @@ def test_what_failed_elsewhere_runs_again_here(folder: Path, tmp_path: Path):
         first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 1
     head = tmp_path / "store/recipes/bad/head.json"
-    head.write_text(json.dumps({**json.loads(head.read_text()), "host": "elsewhere"}))
+    head.write_text(json.dumps({**json.loads(head.read_text()), "id": "elsewhere"}))
     (tmp_path / "fixed").touch()
     words = ("rerun", "bad", "--failed", *options)
     with mayfly(*words, state=tmp_path / "two") as again:
         _, said = again.communicate(timeout=PATIENCE_S)
     assert again.returncode == 0, said
     assert "1 tasks run again" in said
+
+
+def test_following_ends_when_nobody_works_on_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    _, place = begin(folder)
+    place.store.write("logs/train/000000/a-1/stdout/000001", b"one\n")
+    lease = Lease(place.store)
+    lease.take()
+    paused: list[float] = []
+
+    def pause(seconds: float) -> None:
+        paused.append(seconds)
+        if len(paused) == 30:
+            lease.release()
+        assert len(paused) < 99
+
+    monkeypatch.setattr(look, "pause", pause)
+    said = []
+    with pytest.raises(UserError, match="train/000000 has not ended.*recipe resume search"):
+        said += look.log(("train", 0), "stdout", place, runs.open_ledger(place), True)
+    assert len(paused) == 30 + look.ALONE - 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "alive"),
+    [
+        ({}, True),
+        ({"host": "another name"}, True),
+        ({"process": "{pid} 1 {space}"}, False),
+        ({"process": "{pid} {start} another-boot.1"}, True),
+        ({"process": "{pid} {start} another-boot.1", "beat": 1.0}, False),
+    ],
+)
+def test_a_head_is_known_by_boot_and_process_not_by_its_hosts_name(
+    folder: Path, changed: dict[str, Any], alive: bool
+):
+    """Of a head elsewhere, or in an earlier boot, only its last word is known."""
+    _, place = begin(folder)
+    Lease(place.store).take()
+    pid, start, space = identity.own().split()
+    held = {**json.loads(place.store.read(names.HEAD) or b""), **changed}
+    held["process"] = held["process"].format(pid=pid, start=start, space=space)
+    place.store.write(names.HEAD, json.dumps(held).encode())
+    assert lock.is_held(place.store) == alive
+
+
+def test_a_machine_of_the_same_name_takes_the_newer_ledger(folder: Path, tmp_path: Path):
+    """Which machine worked on a run last is no matter of its name."""
+    _, place, ledger = worked(folder)
+    ledger.close()
+    assert runs.open_ledger(place).states("train") == {"done": 3}
+    head = json.loads(place.store.read(names.HEAD) or b"")
+    place.store.write(names.HEAD, json.dumps({**head, "id": "of another machine"}).encode())
+    Ledger(tmp_path / "theirs.sqlite").close()
+    place.store.upload(names.LEDGER, tmp_path / "theirs.sqlite")
+    assert runs.open_ledger(place).states("train") == {}
+
+
+def test_relative_globs_are_of_the_source_on_any_machine(folder: Path):
+    (folder / "in").mkdir()
+    for name in ("a", "b", ".hidden"):
+        (folder / "in" / name).write_text(name)
+    (folder / "recipe.yml").write_text(
+        "name: search\ncommand: cat {{file}}\nparameters: {file: {glob: 'in/*'}}\n"
+    )
+    _, place = begin(folder)
+    shutil.rmtree(folder)
+    lab = Lab(folder.parent)
+    lab.store = place.store
+    engine, ledger = InProcessEngine(lab.node()), runs.open_ledger(place)
+    assert Head(runs.reopen(place), ledger, engine).work() == "succeeded"
+    engine.close()
+    assert [row.task.parameters["file"] for row in ledger.rows("main")] == ["in/a", "in/b"]
+
+
+def test_data_beside_the_recipe_is_found_by_tasks(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder / "mine").mkdir()
+    (folder / "mine/one").write_text("1")
+    (folder / "recipe.yml").write_text(
+        "name: search\ndata: ./mine\ncommand: cat {{file}} {{data}}/one\n"
+        "parameters: {file: {glob: '{{data}}/*'}}\n"
+    )
+    monkeypatch.chdir(folder)
+    loaded = load(Path("recipe.yml"))
+    assert loaded.recipe.data == str(folder / "mine")
+    monkeypatch.chdir(folder.parent)
+    run, place, ledger = worked(folder)
+    assert ledger.states("main") == {"done": 1}
+    assert run.data == str(folder / "mine")
+
+
+def test_a_difference_shows_no_password(folder: Path):
+    text = RECIPE + "data: https://me:hunter22@host/data\n"
+    (folder / "recipe.yml").write_text(text)
+    _, place = begin(folder)
+    (folder / "recipe.yml").write_text(text.replace("/data", "/other"))
+    with pytest.raises(UserError) as caught:
+        runs.reopen(place, folder / "recipe.yml")
+    assert "https://…@host/other" in str(caught.value) and "hunter" not in str(caught.value)

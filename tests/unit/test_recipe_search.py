@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -111,3 +115,49 @@ def test_medians_are_of_running_averages():
 )
 def test_only_a_lagging_task_is_stopped(curve, maximize: bool, stopped: bool):
     assert stop.should_stop(curve, {2: 0.5, 3: 0.5}, 3, maximize) == stopped
+
+
+HEAD = """
+import sys
+sys.path.append({tests!r})
+from pathlib import Path
+from unit.recipe_fakes import Lab
+from unit.test_recipe_search import experiment
+from mayfly_train.recipe.engine import InProcessEngine
+lab = Lab(Path({lab!r}))
+lab.work(lab.run(experiment()), InProcessEngine(lab.node(), 3))
+"""
+
+
+@pytest.mark.parametrize("ended", [2, 9, 14])
+def test_a_search_whose_head_was_killed_in_a_generation_equals_a_whole_one(
+    tmp_path: Path, ended: int
+):
+    """Kill -9: nothing is told, and what runs goes on or is lost. The ledger that is found later
+    may be the head's own, or a copy of any moment before, or none."""
+    whole = Lab(tmp_path / "whole")
+    _, expected = whole.work(whole.run(experiment()))
+    path = tmp_path / "killed"
+    script = HEAD.format(tests=str(Path(__file__).parents[1]), lab=str(path))
+    head = subprocess.Popen([sys.executable, "-c", script])
+    copies = [Ledger(tmp_path / "none/ledger.sqlite")]
+    try:
+        while head.poll() is None:
+            done = len(list((path / "store/done/train").glob("*.json")))
+            if done >= ended // 2 and len(copies) == 1:
+                (tmp_path / "copy").mkdir()
+                Ledger(path / "head/ledger.sqlite").copy_to(tmp_path / "copy/ledger.sqlite")
+                copies.append(Ledger(tmp_path / "copy/ledger.sqlite"))
+            if done >= ended:
+                break
+            time.sleep(0.002)
+    finally:
+        head.kill()
+        head.wait()
+    for number, ledger in enumerate([*copies, Ledger(path / "head/ledger.sqlite")]):
+        lab = Lab(tmp_path / str(number))
+        shutil.copytree(path / "store", lab.path / "store")
+        engine = InProcessEngine(lab.node())
+        assert Head(lab.run(experiment()), ledger, engine).work() == "succeeded"
+        engine.close()
+        assert trials(ledger) == trials(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 
 from mayfly.errors import UserError, nearest
 from mayfly.recipe.lines import Lines
@@ -16,8 +17,9 @@ _REFERENCE_PARTS = 3
 Path = tuple[object, ...]
 
 
-def check(recipe: Recipe, lines: Lines) -> Recipe:
-    """The recipe with its experiments in an order that suits their needs.
+def check(recipe: Recipe, lines: Lines, sourced: bool = True) -> Recipe:
+    """The recipe with its experiments in an order that suits their needs. `sourced`: tasks start
+    in a copy of a directory, where relative paths mean something.
 
     Raises UserError for the first thing that is wrong, with its line.
     """
@@ -27,7 +29,24 @@ def check(recipe: Recipe, lines: Lines) -> Recipe:
     ordered = _ordered(known, lines)
     for experiment in recipe.experiments:
         _check_placeholders(experiment, known, lines)
+        _check_globs(experiment, sourced, lines)
     return Recipe(recipe.name, ordered, recipe.image, recipe.data)
+
+
+def _check_globs(experiment: Experiment, sourced: bool, lines: Lines) -> None:
+    """Refuse relative patterns that lead where a task does not start."""
+    for parameter in experiment.parameters:
+        pattern = parameter.pattern
+        if parameter.kind != "glob" or pattern.startswith(("/", "s3://", "{{")):
+            continue
+        if sourced and ".." not in PurePosixPath(pattern).parts:
+            continue
+        where = lines.of(("experiments", experiment.name, "parameters", parameter.name))
+        why = "leads out of the source" if sourced else "is relative, and there is no source"
+        raise UserError(
+            f"{where}: glob {pattern!r} {why}, which is all that tasks get a copy of",
+            "write the whole path, or {{data}}/…",
+        )
 
 
 def _check_needs(experiment: Experiment, known: dict[str, Experiment], lines: Lines) -> None:

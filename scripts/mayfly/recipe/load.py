@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +15,7 @@ from mayfly.recipe import lines as yaml_lines
 from mayfly.recipe.check import check
 from mayfly.recipe.lines import Lines
 from mayfly.recipe.model import Experiment, Parameter, RecipeFile
-from mayfly.spec import CHECKOUT, PROBLEMS
+from mayfly.spec import CHECKOUT, PROBLEMS, without_users
 from mayfly_train.recipe.document import Recipe
 
 BUILT_IN = CHECKOUT / "training/recipes"
@@ -57,12 +57,20 @@ def _load(content: dict[str, Any], lines: Lines, file: Path, name: str | None) -
     except ValidationError as error:
         raise _explain(error, lines, published) from None
     where = _Published(lines) if published else lines
-    recipe = check(model.plain(), where)
+    recipe = _with_whole_data(check(model.plain(), where, model.source is not None), file)
     source = None if model.source is None else (file.parent / model.source).resolve()
     if source is not None and not source.is_dir():
         where_it_is = lines.of(["source"])
         raise UserError(f"{where_it_is}: source {model.source!r} is no directory", "name one")
     return Loaded(recipe, file, file.read_text(encoding="utf-8"), source)
+
+
+def _with_whole_data(recipe: Recipe, file: Path) -> Recipe:
+    """The recipe with its data's path as seen from anywhere: tasks start in a directory of their
+    own, where one that is relative to the file would mean another."""
+    if not recipe.data or "://" in recipe.data:
+        return recipe
+    return replace(recipe, data=str((file.parent / recipe.data).absolute()))
 
 
 def _as_experiments(content: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +124,8 @@ def _explain(error: ValidationError, lines: Lines, published: bool) -> UserError
         describe = _PROBLEMS.get(first["type"])
         problem = describe(context) if describe else first["msg"]
     value = "" if isinstance(first["input"], dict) else f" is {first['input']!r}"
-    return UserError(f"{where}: {key or 'the recipe'}{value}", problem)
+    what = f"{where}: {key or 'the recipe'}{value}"
+    return UserError(without_users(what), without_users(problem))
 
 
 def _unknown_key(path: Sequence[object], shown: Sequence[object], where: str) -> UserError:

@@ -19,6 +19,7 @@ from mayfly_train.recipe.ledger import Ledger, Row
 
 pause = time.sleep
 FOLLOW_S = 1.0
+ALONE = 10  # looks without a head: one that is to come, or comes again, has that long
 
 
 def status(run: Run, place: Place, ledger: Ledger) -> dict[str, Any]:
@@ -128,29 +129,33 @@ def log(
     task: tuple[str, int], stream: str, place: Place, ledger: Ledger, follow: bool
 ) -> Iterator[bytes]:
     """What a task's accepted or newest attempt has printed, piece by piece; with `follow` until it
-    ends. Raises UserError when there is none."""
-    name, ended = task_id(*task), False
-    attempt = _attempt(task, place, ledger)
-    while attempt is None and follow:
-        pause(FOLLOW_S)
-        attempt = _attempt(task, place, ledger)
-    if attempt is None:
-        raise UserError(f"task {name} has not begun", "see `mayfly recipe status`")
+    ends. Raises UserError when there is none, and when nobody works on the run any more."""
+    name, ended, alone = task_id(*task), False, 0
     shown: set[str] = set()
     while True:
-        pieces = place.store.names(names.log(name, attempt, stream))
-        for piece in pieces:
-            if piece not in shown:
-                shown.add(piece)
-                yield place.store.read(piece) or b""
+        attempt = _attempt(task, place, ledger)
+        if attempt is not None:
+            for piece in place.store.names(names.log(name, attempt, stream)):
+                if piece not in shown:
+                    shown.add(piece)
+                    yield place.store.read(piece) or b""
+        elif not follow:
+            raise UserError(f"task {name} has not begun", "see `mayfly recipe status`")
         if ended or not follow:
             return
-        ended = any(
-            place.store.read(end) is not None
-            for end in (names.done(name), names.attempt(name, attempt))
-        )
-        if not ended:
-            pause(FOLLOW_S)
+        ended = attempt is not None and _has_ended(name, attempt, place)
+        if ended:
+            continue  # what it printed at last may have come in between
+        alone = 0 if lock.is_held(place.store) else alone + 1
+        if alone >= ALONE:
+            advice = f"go on with `mayfly recipe resume {place.name}`"
+            raise UserError(f"task {name} has not ended, and nobody works on its run", advice)
+        pause(FOLLOW_S)
+
+
+def _has_ended(name: str, attempt: str, place: Place) -> bool:
+    ends = (names.done(name), names.attempt(name, attempt))
+    return any(place.store.read(end) is not None for end in ends)
 
 
 def _attempt(task: tuple[str, int], place: Place, ledger: Ledger) -> str | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from mayfly.redact import CREDENTIALS_IN_URL
 from mayfly.spec import Duration, Model, Scalar
 from mayfly_train.recipe import document
 from mayfly_train.recipe.document import GRID, TPE
@@ -266,7 +267,7 @@ class Experiment(Model):
         for name, text in value.items():
             if not re.fullmatch(r"[A-Za-z_]\w*", name) or not isinstance(text, Scalar):
                 raise ValueError(f"has {name!r}: take a variable's name, and text or a number")
-            if _SECRET_NAME.search(name):
+            if _SECRET_NAME.search(name) or CREDENTIALS_IN_URL.search(str(text)):
                 raise ValueError(f"{name} looks like a secret, and would be stored")
         return {name: str(text) for name, text in value.items()}
 

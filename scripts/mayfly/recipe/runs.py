@@ -6,7 +6,6 @@ import difflib
 import hashlib
 import os
 import secrets
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,10 +15,10 @@ from typing import Any
 from mayfly.errors import UserError, unknown
 from mayfly.local.paths import find_paths
 from mayfly.recipe.load import Loaded, load
-from mayfly.spec import s3_uri
+from mayfly.spec import s3_uri, without_users
 from mayfly_train.recipe import document, globs, names, sources
 from mayfly_train.recipe.head import Run
-from mayfly_train.recipe.ledger import Ledger
+from mayfly_train.recipe.ledger import Ledger, last_head
 from mayfly_train.recipe.store import S3Store, Store, open_store, read_json, to_bytes
 
 PREFIX = "recipes"
@@ -82,7 +81,6 @@ def create(loaded: Loaded, place: Place) -> Run:
         "digest": loaded.recipe.digest,
         "text": loaded.text,
         "source": source,
-        "directory": str(loaded.source) if loaded.source else None,
         "id": secrets.token_hex(8),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -111,7 +109,7 @@ def open_ledger(place: Place) -> Ledger:
     """The ledger: this machine's, or the store's copy when another machine worked on it last, or
     when this machine's is of an earlier run of this name, which was removed from the store."""
     head = read_json(place.store, names.HEAD)
-    elsewhere = head is not None and head["host"] != socket.gethostname()
+    elsewhere = head is not None and head["id"] != last_head(place.ledger_file)
     run = hashlib.sha256(place.store.read(names.RUN) or b"").hexdigest()
     place.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     note = place.state / "run"
@@ -148,13 +146,22 @@ def _kept(place: Place) -> dict[str, Any]:
 
 def _run(kept: Mapping[str, Any], place: Place) -> Run:
     client = place.store.client if isinstance(place.store, S3Store) else None
-    directory = Path(kept["directory"]) if kept["directory"] else None
+
+    def find(pattern: str) -> list[str]:
+        return globs.find(pattern, client, _source(kept["source"], place))
+
     return Run(
         recipe=document.from_json(kept["recipe"]),
         source=kept["source"],
         store=place.store,
-        find=lambda pattern: globs.find(pattern, client, directory),
+        find=find,
     )
+
+
+def _source(digest: str, place: Place) -> Path | None:
+    """What tasks get a copy of, unpacked here: this may be another machine than the run began on,
+    and the directory may have changed since. None without one."""
+    return sources.unpacked(digest, place.state / "sources", place.store) if digest else None
 
 
 def _refuse_changes(loaded: Loaded, source: str, place: Place) -> None:
@@ -174,7 +181,7 @@ def _refuse_changes(loaded: Loaded, source: str, place: Place) -> None:
             lineterm="",
         )
         changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
-        shown = "; ".join(changed[:6]) or "its experiments differ"
+        shown = without_users("; ".join(changed[:6])) or "its experiments differ"
         raise UserError(f"recipe {place.name!r} was changed since its run began: {shown}", advice)
     if kept["source"] != source:
         raise UserError(f"the source of {place.name!r} was changed since its run began", advice)

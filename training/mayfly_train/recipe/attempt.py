@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mayfly_train.errors import BadInput, NodeError
-from mayfly_train.recipe import names, process, results, shipping, slots, sources
+from mayfly_train.recipe import identity, names, process, results, shipping, slots, sources
 from mayfly_train.recipe.expand import Task, task_from
 from mayfly_train.recipe.shipping import Curve, MedianWatch, Shipper, Tail
 from mayfly_train.recipe.slots import Records, Slot, Slots
@@ -68,7 +68,8 @@ class Node:
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.scratch / process.SLOTS, self.name)
-        self.records = Records(self.scratch / process.RUNNING / self.name, process.identity())
+        self.identity = identity.own()
+        self.records = Records(self.scratch / process.RUNNING / self.name, self.identity)
         self.environment = {
             name: value
             for name, value in os.environb.items()
@@ -209,6 +210,7 @@ def _environment(slot: Slot, job: Job, task: Task, node: Node) -> dict[bytes, by
         **task.environment,
         "MAYFLY_TASK": task.id,
         process.ATTEMPT: job.attempt,
+        process.WORKER: node.identity,
         "MAYFLY_OUTPUT": str(slot.output),
         "MAYFLY_DATA": job.data,
     }

@@ -21,11 +21,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0, help="port; any when absent")
     parser.add_argument("--tls", type=Path, required=True, help="directory of the certificates")
     parser.add_argument("--address-file", type=Path, required=True, help="file for the address")
-    parser.add_argument("--with-parent", action="store_true", help="end when the parent ends")
+    parser.add_argument("--with-parent", type=int, metavar="PID", help="end when this parent ends")
     parser.add_argument("--store", required=True, help="the run's address")
     args = parser.parse_args(argv)
     if args.with_parent:
-        process.end_with_parent()
+        process.end_with_parent(args.with_parent)
     dask_settings.apply()
     versions.publish(open_store(args.store, None))
     asyncio.run(_serve(args))

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run until TERM, or until the scheduler is gone."""
     args = _parser().parse_args(argv)
     if args.with_parent:
-        process.end_with_parent()
+        process.end_with_parent(args.with_parent)
     process.adopt_orphans()
     if args.device:
         os.environ["CUDA_VISIBLE_DEVICES"] = args.device
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cpus", type=float, help="cores; as many as slots when absent")
     parser.add_argument("--memory", type=int, help="bytes; all of the machine's when absent")
     parser.add_argument("--device", help="the one GPU that tasks see")
-    parser.add_argument("--with-parent", action="store_true", help="end when the parent ends")
+    parser.add_argument("--with-parent", type=int, metavar="PID", help="end when this parent ends")
     return parser
 
 

@@ -79,6 +79,7 @@ class Head:
         store or the ledger fail for good. An exception leaves a run that can be resumed.
         """
         self._lease.take()
+        self._ledger.worked_by(self._lease.id)
         try:
             self._begin()
             while self._turn():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -104,7 +105,10 @@ class Machine:
     def _spawn(self, module: str, words: list[str], name: str) -> subprocess.Popen[bytes]:
         with (self.directory / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", f"mayfly_train.recipe.{module}", *words, "--with-parent"],
+                [
+                    *(sys.executable, "-m", f"mayfly_train.recipe.{module}", *words),
+                    *("--with-parent", str(os.getpid())),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

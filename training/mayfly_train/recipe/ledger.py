@@ -91,6 +91,11 @@ class Ledger:
     def close(self) -> None:
         self._db.close()
 
+    def worked_by(self, head: str) -> None:
+        """Note which head works with this file, not in it: its copies are of other machines."""
+        with self._clear():
+            _head_file(self.path).write_text(head)
+
     @contextmanager
     def batch(self) -> Iterator[None]:
         """All writes of the block in one transaction. Raises BadLedger."""
@@ -319,6 +324,16 @@ class Ledger:
                 target.close()
             with suppress(OSError):
                 path.chmod(0o600)
+
+
+def last_head(path: Path) -> str:
+    """Which head has worked with a ledger's file last; empty when none has, as with a copy."""
+    file = _head_file(path)
+    return file.read_text() if file.exists() else ""
+
+
+def _head_file(path: Path) -> Path:
+    return path.with_name("head")
 
 
 def _row(found: sqlite3.Row) -> Row:

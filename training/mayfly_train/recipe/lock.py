@@ -8,7 +8,7 @@ import socket
 import time
 
 from mayfly_train.errors import BadInput, NodeError
-from mayfly_train.recipe import names, process
+from mayfly_train.recipe import identity, names
 from mayfly_train.recipe.store import Store, read_json, to_bytes
 
 EVERY_S = 5.0
@@ -20,7 +20,7 @@ class Lease:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._id = secrets.token_hex(8)
+        self.id = secrets.token_hex(8)
         self._renewed = 0.0
 
     def take(self) -> None:
@@ -33,27 +33,27 @@ class Lease:
         if time.monotonic() - self._renewed < EVERY_S:
             return
         held = read_json(self._store, names.HEAD)
-        if held is None or held["id"] != self._id:
+        if held is None or held["id"] != self.id:
             raise NodeError(f"another head has taken over {self._store.address} — this one ends")
         self._write()
 
     def release(self) -> None:
         """Let another have it at once."""
         held = read_json(self._store, names.HEAD)
-        if held is not None and held["id"] == self._id:
+        if held is not None and held["id"] == self.id:
             self._store.write(names.HEAD, to_bytes({**held, "beat": 0}))
 
     def is_ours(self) -> bool:
         """Whether no other head has taken over."""
         held = read_json(self._store, names.HEAD)
-        return held is not None and held["id"] == self._id
+        return held is not None and held["id"] == self.id
 
     def _write(self) -> None:
         document = {
-            "id": self._id,
+            "id": self.id,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "start": process.start_time(os.getpid()),
+            "process": identity.own(),
             "beat": time.time(),
         }
         self._store.write(names.HEAD, to_bytes(document))
@@ -77,7 +77,9 @@ def is_held(store: Store) -> bool:
 
 
 def _is_alive(held: dict[str, object]) -> bool:
-    if held["host"] == socket.gethostname():
-        pid = int(str(held["pid"]))
-        return bool(held["beat"]) and process.start_time(pid) == held["start"] != 0
+    """Whether a head works: seen, when it is on this machine and in this boot of it, else by its
+    last word. A host's name alone says neither."""
+    name = str(held["process"])
+    if held["beat"] and identity.is_here(name):
+        return not identity.is_gone(name)
     return time.time() - float(str(held["beat"])) < STALE_S

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from mayfly_train.recipe import slots
+from mayfly_train.recipe import identity, slots
 
 ATTEMPT = "MAYFLY_ATTEMPT"  # in the environment of all that an attempt starts
+WORKER = "MAYFLY_WORKER"  # whose attempt it is, as `identity` names it
 GRACE_S = 5.0  # from TERM to KILL
 RUNNING, SLOTS = "running", "slots"  # below a node's scratch directory
 _LOOK_S = 0.2  # how often someone who may want an end is asked
@@ -190,11 +191,13 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_with_parent() -> None:
-    """Get TERM when the thread that has started this process ends, even by kill -9 (Linux)."""
-    parent = os.getppid()
+def end_with_parent(parent: int) -> None:
+    """Get TERM when the thread that has started this process ends, even by kill -9 (Linux).
+
+    `parent` is who that was: it may have ended before this line, and others adopted us.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it was quicker
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -202,35 +205,46 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def identity() -> str:
-    """This process, for `kill_orphans` to know whether it lives."""
-    return f"{os.getpid()} {start_time(os.getpid())}"
-
-
 def kill_orphans(scratch: Path) -> int:
-    """Kill the groups that workers, which are dead themselves, have left on this node, and what
-    has left these groups, and remove their slots; how many groups there were."""
+    """Kill what workers, which are dead themselves, have left on this node, and remove their
+    slots; how many process groups there were.
+
+    Records name groups. What left its group, or was started so late that its worker died before
+    it could record it, is known by its environment.
+    """
     killed = 0
     attempts: set[str] = set()
     for record in (scratch / RUNNING).glob("*"):
         with contextlib.suppress(ValueError, OSError):
-            header, groups = slots.read_records(record)
-            worker, started = (int(part) for part in header.split())
-            if start_time(worker) == started:
-                continue
-            attempts.update(attempt for _, attempt in groups)
-            for group, attempt in groups:
-                if any(_attempt_of(pid) == attempt for pid in _members(group)):
-                    _signal(group, signal.SIGKILL)
-                    killed += 1
+            worker, groups = slots.read_records(record)
+            if identity.is_here(worker):
+                if not identity.is_gone(worker):
+                    continue
+                attempts.update(attempt for _, attempt in groups)
+                killed += sum(_kill_group(group, attempt) for group, attempt in groups)
             for slot in (scratch / SLOTS).glob(f"{record.name}.*"):
                 shutil.rmtree(slot, ignore_errors=True)
             record.unlink(missing_ok=True)
-    for pid in _pids() if attempts else ():
-        if _attempt_of(pid) in attempts:
+    for pid in _pids():
+        has = _environment_of(pid)
+        if has.get(ATTEMPT) in attempts or _is_orphan(has):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
     return killed
+
+
+def _kill_group(group: int, attempt: str) -> bool:
+    """Kill a recorded group, if it is still of the attempt."""
+    if any(_attempt_of(pid) == attempt for pid in _members(group)):
+        return _signal(group, signal.SIGKILL)
+    return False
+
+
+def _is_orphan(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment is of a worker that has ended."""
+    with contextlib.suppress(ValueError):
+        return WORKER in environment and identity.is_gone(environment[WORKER])
+    return False
 
 
 def _children() -> list[int]:
@@ -251,35 +265,24 @@ def _pids() -> list[int]:
 
 
 def _attempt_of(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if item.startswith(f"{ATTEMPT}=".encode()):
-                return item.partition(b"=")[2].decode()
-    return ""
+    return _environment_of(pid).get(ATTEMPT, "")
 
 
-def start_time(pid: int) -> int:
-    """When a process was started, in clock ticks since boot; 0 when there is none.
-
-    With the pid it names one process and no later one (proc_pid_stat(5), field 22).
-    """
-    fields = _stat(pid)
-    return int(fields[19]) if fields else 0
+def _environment_of(pid: int) -> dict[str, str]:
+    """Our own variables among those that a process was started with."""
+    try:
+        items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (item.decode(errors="replace").partition("=") for item in items)
+    return {name: value for name, _, value in pairs if name in (ATTEMPT, WORKER)}
 
 
 def _group_of(pid: int) -> int:
-    fields = _stat(pid)
+    fields = identity.stat(pid)
     return int(fields[2]) if fields else 0
 
 
 def _state_of(pid: int) -> str:
-    fields = _stat(pid)
+    fields = identity.stat(pid)
     return fields[0] if fields else ""
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields after the name, which may hold blanks and brackets."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []

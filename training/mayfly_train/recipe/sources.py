@@ -78,11 +78,11 @@ def copy(digest: str, target: Path, cache: Path, store: Store) -> None:
 
     Raises NodeError when it cannot be had.
     """
-    kept = _cached(digest, cache, store)
-    shutil.copytree(kept, target, symlinks=True)
+    shutil.copytree(unpacked(digest, cache, store), target, symlinks=True)
 
 
-def _cached(digest: str, cache: Path, store: Store) -> Path:
+def unpacked(digest: str, cache: Path, store: Store) -> Path:
+    """A source in this node's cache, for reading only. Raises NodeError when it cannot be had."""
     kept = cache / digest
     if kept.exists():
         return kept

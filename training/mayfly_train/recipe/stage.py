@@ -55,9 +55,11 @@ class Stage:
         """Up to so many tasks that may start now; new ones are frozen in the ledger."""
         found = [self._again.popleft() for _ in range(min(most, len(self._again)))]
         self._waiting -= sum(map(self.was_out, found))
+        self.running += len(found)  # before others: a generation waits for these
         if room := most - len(found):
-            found += self._new(room)
-        self.running += len(found)
+            new = self._new(room)
+            self.running += len(new)
+            found += new
         return found
 
     def back(self, task: Task) -> None:
