@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
@@ -28,6 +27,7 @@ from mayfly.deploy import deploy, export_again
 from mayfly.destroy import destroyer_of
 from mayfly.display import Display, Phases, make_display
 from mayfly.dry_run import write as write_artefacts
+from mayfly.entry import main, root
 from mayfly.errors import UserError
 from mayfly.explain import explain_job
 from mayfly.heat import commands as heat
@@ -47,20 +47,13 @@ from mayfly.run_store import RunStore, preprocess_progress
 from mayfly.services import LOCAL, Services, open_bucket, reopen_services
 from mayfly.spec import CHECKOUT, json_schema, load_spec, parse_assignment
 from mayfly.spending import Basis
-from mayfly.summary import explain, table
+from mayfly.summary import table
 from mayfly.sweep import proof
 from mayfly.sweep_commands import gc_command, verify_command
 from mayfly_train import convert
 from mayfly_train.explain import as_text
 
-app = typer.Typer(
-    name="mayfly",
-    help="Transient clusters for distributed training: one job file, one command, nothing left.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = root()
 data_app = typer.Typer(help="Datasets in S3.", no_args_is_help=True)
 local_app = typer.Typer(help="What CLOUD=local runs on this machine.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -75,9 +68,6 @@ app.command("verify-clean", epilog="Example: mayfly verify-clean; mayfly verify-
 app.command("gc", epilog="Example: mayfly gc --cloud aws --region us-east-1 --region eu-west-1")(
     gc_command
 )
-
-# typer carries its own copy of click, whose errors have no public name there.
-_ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 JobFile = Annotated[
     Path | None, typer.Argument(metavar="[JOB]", help="Job file; the default job when absent.")
@@ -492,33 +482,6 @@ def local_status(as_json: Json = False, debug: Debug = False) -> None:
     """Show what of it is running."""
     document = platform.status()
     emit(document, views.services_table(document), as_json=as_json)
-
-
-def main() -> None:
-    """Run the command line; the one place where errors become a line and an exit code."""
-    arguments, command = _split(sys.argv[1:])
-    options = [word for word in arguments if word.startswith("--")]
-    if "--json" in options:
-        sys.stdin = io.StringIO()  # a program is not to be asked
-    try:
-        result = app(args=arguments, obj=command, prog_name="mayfly", standalone_mode=False)
-        code = result if isinstance(result, int) else 0
-    except _ClickError as error:
-        line = " ".join(error.format_message().split())
-        code = report_error(UserError(line, "see mayfly --help"), debug=False)
-    except (Exception, KeyboardInterrupt) as error:
-        if "--json" in options:
-            emit({"ok": False, "error": explain(error)}, None, as_json=True)
-        code = report_error(error, debug="--debug" in options)
-    sys.exit(code)
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return our own words, and those after the first `--`, which belong to a command on a node."""
-    if "--" not in words:
-        return words, []
-    place = words.index("--")
-    return words[:place], words[place + 1 :]
 
 
 def _offers(context: typer.Context, options: Options) -> Offers:

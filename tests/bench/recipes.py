@@ -1,6 +1,6 @@
 """Figures of recipes that need no cluster of nodes, each beside its limit in the same run.
 
-Usage: recipes.py [PART …] of expand, memory, true, wait, kill; all when none is named.
+Usage: recipes.py [PART …] of expand, memory, true, wait, search, kill, head; all without one.
 An engine of ours on this machine (a scheduler, four workers of one slot, mutual TLS) runs tasks
 under ledger and markers; "raw" is Dask alone, on the same scheduler and workers, running the same
 subprocesses from one `Client.map`. The store is S3 when AWS_ENDPOINT_URL names a server with a
@@ -41,7 +41,7 @@ from mayfly_train.recipe.store import open_store  # noqa: E402
 
 SLOTS = 4
 WAIT_S = 0.25
-PARTS = ("expand", "memory", "true", "wait", "kill")
+PARTS = ("expand", "memory", "true", "wait", "search", "kill", "head")
 
 
 def main() -> int:
@@ -53,13 +53,16 @@ def main() -> int:
         found["expand"] = expand()
     if "memory" in parts:
         found["memory"] = memory()
-    measures = {"true": true, "wait": wait, "kill": kill}
+    measures = {"true": true, "wait": wait, "search": search, "kill": kill}
     if measures.keys() & set(parts):
         with lab() as here:
             found["store"] = "s3" if here.base.startswith("s3://") else "directory"
             for name in (each for each in measures if each in parts):
                 found[name] = measures[name](here)
                 note(f"{name}: {found[name]}")
+    if "head" in parts:
+        found["head"] = head()
+        note(f"head: {found['head']}")
     machine = {"cores": os.cpu_count(), "load_before": before, "load_after": os.getloadavg()}
     print(json.dumps({**found, "machine": machine}))
     return 0
@@ -155,14 +158,35 @@ def true(here: Lab, count: int = 1000) -> dict[str, Any]:
 
 def wait(here: Lab, count: int = 400) -> dict[str, Any]:
     """Tasks that wait for 250 ms, which is a simulation; the share of the slots' time they fill."""
+    number = Parameter("n", "integers", low=0, high=count - 1)
+    return waiting(here, "waiting", (number,), count)
+
+
+def search(here: Lab) -> dict[str, Any]:
+    """The same for all 4,096 combinations of twelve parameters with two choices."""
+    twelve = tuple(Parameter(f"p{n}", "values", values=("a", "b")) for n in range(12))
+    return waiting(here, "search", twelve, 2 ** len(twelve))
+
+
+def waiting(here: Lab, name: str, parameters: tuple[Parameter, ...], count: int) -> dict[str, Any]:
+    """Ours between two raw runs of a tenth, running the same program: parameters are in its
+    environment. `held` is the share of the slots' time in which a slot had a task."""
     words = ["sleep", str(WAIT_S)]
-    before = here.raw(words, count)
-    spent, _ = here.run(numbered("waiting", f"sh -c 'exec sleep {WAIT_S}' {{{{n}}}}", count))
-    after = here.raw(words, count)
-    raw = (before + after) / 2
-    busy = count * WAIT_S / (SLOTS * spent)
-    shown = {"tasks": count, "raw_s": [before, after], "mayfly_s": spent}
-    return {**shown, "ratio": spent / raw, "slots_busy": busy}
+    some = max(400, count // 10)
+    before = here.raw(words, some) / some
+    environment = tuple((each.name, f"{{{{{each.name}}}}}") for each in parameters)
+    experiment = Experiment(name, (" ".join(words),), parameters, environment=environment)
+    spent, ledger = here.run(experiment)
+    after = here.raw(words, some) / some
+    raw = (before + after) / 2 * count
+    return {
+        "tasks": count,
+        "raw_busy": [round(WAIT_S / (SLOTS * each), 3) for each in (before, after)],
+        "mayfly_s": spent,
+        "ratio": spent / raw,
+        "slots_busy": count * WAIT_S / (SLOTS * spent),
+        "slots_held": ledger.node_seconds(name) / (SLOTS * spent),
+    }
 
 
 def kill(here: Lab, count: int = 60) -> dict[str, Any]:
@@ -195,6 +219,39 @@ def kill(here: Lab, count: int = 60) -> dict[str, Any]:
         "counted_losses": sum(row.node_losses for row in rows),
         "finished": sum(row.state == "done" for row in rows),
         "finished_ones_run_again": sum(len(times) - 1 for times in starts.values()) - len(again),
+    }
+
+
+def head() -> dict[str, Any]:
+    """Kill -9 of `mayfly recipe run`, and `resume` at once: when a task starts again, and how
+    often those that had finished did."""
+    directory = Path(tempfile.mkdtemp(prefix="mayfly-bench-"))
+    began, ended = directory / "began", directory / "ended"
+    line = f"sh -c 'echo $0 >> {began}; sleep 0.5; echo $0 >> {ended}' {{{{n}}}}"
+    (directory / "killed.yml").write_text(
+        f"source: null\ncommand: {json.dumps(line)}\nparameters: {{n: {{range: 0-59}}}}\n"
+    )
+    environment = {**os.environ, "MAYFLY_STATE_DIR": str(directory / "state")}
+    words = [sys.executable, "-m", "mayfly.entry", "recipe"]
+    options = ["--store", str(directory / "store"), "--workers", str(SLOTS)]
+    silent: dict[str, Any] = {"env": environment, "stderr": subprocess.DEVNULL}
+    first = subprocess.Popen([*words, "run", str(directory / "killed.yml"), *options], **silent)
+    until(lambda: ended.exists() and len(ended.read_text().split()) >= 3 * SLOTS)
+    first.kill()
+    first.wait()
+    died, known = time.time(), len(began.read_text().split())
+    again = subprocess.Popen([*words, "resume", "killed", *options], **silent)
+    until(lambda: len(began.read_text().split()) > known)
+    back = time.time() - died
+    again.wait()
+    starts = began.read_text().split()
+    finished = set(ended.read_text().split()[: 3 * SLOTS])
+    shutil.rmtree(directory)
+    return {
+        "tasks": len(set(starts)),
+        "running_again_after_s": round(back, 2),
+        "exit_code": again.returncode,
+        "finished_ones_run_again": sum(starts.count(each) - 1 for each in finished),
     }
 
 

@@ -42,7 +42,7 @@ def machine(lab: Lab) -> Iterator[Machine]:
     found.start()
     yield found
     found.stop()
-    assert [p for p in found.processes.values() if p.poll() is None] == []
+    assert [p for p in found.processes.values() if p.is_alive()] == []
 
 
 @pytest.fixture

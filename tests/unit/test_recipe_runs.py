@@ -196,7 +196,7 @@ def mayfly(*words: str, state: Path) -> Iterator[subprocess.Popen[str]]:
     """The command line in a process of its own, with the real engine."""
     path = os.pathsep.join(str(ROOT / part) for part in ("scripts", "training"))
     environment = {**os.environ, "PYTHONPATH": path, "MAYFLY_STATE_DIR": str(state)}
-    code = "import sys; from mayfly.cli import main; main()"
+    code = "import sys; from mayfly.entry import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "recipe", *words],
         env=environment,
@@ -390,3 +390,21 @@ def test_a_difference_shows_no_password(folder: Path):
     with pytest.raises(UserError) as caught:
         runs.reopen(place, folder / "recipe.yml")
     assert "https://…@host/other" in str(caught.value) and "hunter" not in str(caught.value)
+
+
+def test_recipes_do_not_load_what_they_do_not_need(folder: Path):
+    """A head that was killed is to be at work again soon: the rest takes a second of a core."""
+    code = "import sys; from mayfly.entry import main; sys.argv[1:] = ['recipe', 'plan', 'none']"
+    code += "\ntry: main()\nfinally: print(*sys.modules)"
+    path = os.pathsep.join(str(ROOT / part) for part in ("scripts", "training"))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "cannot read the recipe none" in done.stderr
+    loaded = set(done.stdout.split())
+    assert "mayfly.recipe.commands" in loaded
+    assert loaded & {"mayfly.cli", "openstack", "distributed", "numpy", "optuna"} == set()

@@ -25,7 +25,7 @@ EVENT_LATE_S = 3.0
 SCHEDULER_GONE_S = 15.0
 BATCH_S = 0.005
 CANCEL_IDLE_S = 2.0
-TOGETHER_S, MOST_TOGETHER, SMOOTHING = 0.25, 16, 0.1
+TOGETHER_S, MOST_TOGETHER, SMOOTHING = 1.0, 16, 0.1
 
 
 class DaskEngine:
@@ -88,8 +88,8 @@ class DaskEngine:
             self._group_of.update((job.attempt, key) for job in group)
 
     def together(self) -> int:
-        """So many that they take a quarter of a second: Dask's own work for a task is then shared,
-        and no slot has much to do while others have nothing."""
+        """So many that they take a second: the way to Dask and back, in which a slot has nothing,
+        is then shared, and no slot has much to do while others have nothing."""
         return max(1, min(MOST_TOGETHER, int(TOGETHER_S / self._mean_s)))
 
     def wait(self, timeout_s: float) -> list[Report]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -13,6 +10,7 @@ from pathlib import Path
 
 from mayfly_train.errors import NodeError
 from mayfly_train.recipe import process, tls
+from mayfly_train.recipe.nursery import Child, Nursery
 
 LOOPBACK = "127.0.0.1"
 START_S = 60.0
@@ -31,8 +29,9 @@ class Machine:
     memory: int = 0
     devices: tuple[str, ...] = ()
     scheduler: str = ""
-    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _scheduler: subprocess.Popen[bytes] | None = None
+    processes: dict[int, Child] = field(default_factory=dict)
+    _nursery: Nursery | None = None
+    _scheduler: Child | None = None
     _since: dict[int, float] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
     _keeper: threading.Thread | None = None
@@ -48,13 +47,14 @@ class Machine:
         return self.directory / "scratch"
 
     def start(self) -> None:
-        """Raises NodeError when the scheduler does not come up."""
+        """Raises NodeError when the scheduler does not come up. What is started ends with the
+        thread that calls this."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.scratch.mkdir(exist_ok=True)
         process.kill_orphans(self.scratch)
         tls.make(self.tls, self.directory.name)
+        self._nursery = Nursery(self.directory / "nursery.log")
         self._start_scheduler()
-        # This thread starts all workers: the system ends them with the thread that did.
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._keeper.start()
 
@@ -63,10 +63,10 @@ class Machine:
         file.unlink(missing_ok=True)
         words = ["--host", LOOPBACK, "--tls", str(self.tls), "--address-file", str(file)]
         words += ["--store", self.store]
-        self._scheduler = self._spawn("dask_scheduler", words, "scheduler")
+        self._scheduler = self._spawn("scheduler", words, "scheduler")
         deadline = time.monotonic() + START_S
         while not file.exists():
-            if self._scheduler.poll() is not None or time.monotonic() > deadline:
+            if not self._scheduler.is_alive() or time.monotonic() > deadline:
                 log = self.directory / "scheduler.log"
                 raise NodeError(f"the engine's scheduler did not start — see {log}")
             time.sleep(0.02)
@@ -77,19 +77,19 @@ class Machine:
         while not self._ended.wait(LOOK_S if self._since else 0):
             for number in range(self.workers):
                 running = self.processes.get(number)
-                if running is not None and running.poll() is None:
+                if running is not None and running.is_alive():
                     continue
                 if time.monotonic() - self._since.get(number, -CALM_S) < CALM_S:
                     continue
                 if running is not None:
                     process.kill_orphans(self.scratch)
                 self._since[number] = time.monotonic()
-                with contextlib.suppress(OSError):  # no memory, say: the next round tries again
+                with contextlib.suppress(OSError, NodeError):  # no memory, say: tried again
                     self.processes[number] = self._start_worker(number)
                 if self._ended.is_set():
                     return
 
-    def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
+    def _start_worker(self, number: int) -> Child:
         name = f"worker-{number}"
         words = [
             *("--scheduler", self.scheduler, "--host", LOOPBACK, "--tls", str(self.tls)),
@@ -100,35 +100,17 @@ class Machine:
             words += ["--memory", str(self.memory)]
         if self.devices:
             words += ["--device", self.devices[number % len(self.devices)]]
-        return self._spawn("dask_worker", words, name)
+        return self._spawn("worker", words, name)
 
-    def _spawn(self, module: str, words: list[str], name: str) -> subprocess.Popen[bytes]:
-        with (self.directory / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [
-                    *(sys.executable, "-m", f"mayfly_train.recipe.{module}", *words),
-                    *("--with-parent", str(os.getpid())),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # a terminal's Ctrl-C is for the head alone
-            )
+    def _spawn(self, program: str, words: list[str], name: str) -> Child:
+        assert self._nursery is not None, "it is started first"
+        return self._nursery.start(program, words, self.directory / f"{name}.log")
 
     def stop(self) -> None:
         """End all of it, and whatever tasks have left."""
         self._ended.set()
         if self._keeper is not None:
             self._keeper.join()  # nothing new is started from here on
-        started = [*self.processes.values(), *filter(None, [self._scheduler])]
-        for each in self.processes.values():
-            each.terminate()
-        for each in started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if each is self._scheduler:
-                    each.terminate()
-                each.wait(process.GRACE_S + 10)
-            if each.poll() is None:
-                each.kill()
-                each.wait()
+        if self._nursery is not None:
+            self._nursery.close()
         process.kill_orphans(self.scratch)

@@ -23,7 +23,7 @@ GRACE_S = 5.0  # from TERM to KILL
 RUNNING, SLOTS = "running", "slots"  # below a node's scratch directory
 _LOOK_S = 0.2  # how often someone who may want an end is asked
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as shells report it
-_PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
+_PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG, _PR_SET_NAME = 36, 1, 15
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _signal(group: int, number: int) -> bool:
 def _reap(group: int) -> None:
     """Reap adopted children of this group: a zombie would count as one who is left."""
     with contextlib.suppress(ChildProcessError):
-        for pid in _children():
+        for pid in children():
             if _group_of(pid) == group and _state_of(pid) == "Z" and pid != group:
                 os.waitpid(pid, os.WNOHANG)
 
@@ -178,7 +178,7 @@ def _end_escaped(attempt: str) -> None:
 
     The children of those that are killed become ours, and are looked for in turn.
     """
-    while attempt and (found := [pid for pid in _children() if _attempt_of(pid) == attempt]):
+    while attempt and (found := [pid for pid in children() if _attempt_of(pid) == attempt]):
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -199,6 +199,12 @@ def end_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def name_thread(name: str) -> None:
+    """What `ps` and `top` call this process, 15 characters of it (Linux)."""
+    text = ctypes.create_string_buffer(name.encode())
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, text, 0, 0, 0)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -247,8 +253,8 @@ def _is_orphan(environment: Mapping[str, str]) -> bool:
     return False
 
 
-def _children() -> list[int]:
-    """Our children that the main thread has: it is the one that adopts."""
+def children() -> list[int]:
+    """Our children, those that the main thread has: it is the one that adopts."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", "rb") as stream:  # noqa: PTH123
             return [int(pid) for pid in stream.read().split()]
