@@ -350,3 +350,9 @@ def test_the_command_converts_and_verifies(tmp_path, capsys):
     assert said == [{"name": "n", "files": 7}, {"ok": True, "files": 7, "bytes": total}]
     assert main(["convert", source, out]) == 2
     assert capsys.readouterr().err.startswith("mayfly-node: not empty: ")
+
+
+def test_features_of_any_name_are_the_same_bytes_in_any_order():
+    assert tfrecord.encode({"label": [3], "image": [b"x"]}) == tfrecord.encode_example(b"x", 3)
+    features = {"tokens": [b"a", b"", b"b"], "starts": [0, 300, 2**40], "none": []}
+    assert tfrecord.decode(tfrecord.encode(features)) == {**features, "none": []}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 
 from mayfly.recipe.load import BUILT_IN, load
 from mayfly.recipe.plan import Where, make_plan
+from mayfly_train.convert import tfrecord
 from mayfly_train.recipe import globs, sources
 from mayfly_train.recipe.document import Recipe, from_json
 from mayfly_train.recipe.engine import InProcessEngine
@@ -75,3 +78,39 @@ def _work(tmp_path: Path, recipe: Recipe, source: Path | None):
     Head(run, ledger, engine).work()
     engine.close()
     return lab, ledger
+
+
+def test_texts_become_checked_records_of_paragraphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On all 79 topics of Python's reference; 30 files a shard, and its last one has the rest."""
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(ROOT / "training"), os.environ.get("PYTHONPATH", "")])
+    )
+    loaded = load(Path("text"))
+    document = loaded.recipe.to_json()
+    shard = next(each for each in document["experiments"] if each["name"] == "shard")
+    shard["command"] = [shard["command"][0].replace("--files 10", "--files 30")]
+    lab, ledger = _work(tmp_path, from_json(document), loaded.source)
+    assert {each["state"] for each in ledger.experiments()} == {"done"}, ledger.experiments()
+    found = [row.results for row in ledger.rows("tokenise")]
+    assert [each["files"] for each in found] == [30, 30, len(topics) - 60]
+    assert all(each["too_short"] and each["no_prose"] for each in found)
+    (total,) = ledger.rows("sum")
+    assert total.results["records"] == sum(each["paragraphs"] for each in found) > 1000
+    records = [record for path in _shards(lab) for record in tfrecord.read(path)]
+    examples = [tfrecord.decode(record) for record in records]
+    assert len(examples) == total.results["records"]
+    for each in examples:
+        source, text = (str(each[name][0], "utf-8") for name in ("source", "text"))
+        original = topics[source.removeprefix("texts/").removesuffix(".txt")]
+        assert text in " ".join(original.split())
+        tokens = [str(token, "utf-8") for token in each["tokens"]]
+        assert "".join(tokens).replace(" ", "") == text.replace(" ", "")
+        assert each["sentence_starts"][0] == 0 and max(each["sentence_starts"]) < len(tokens)
+    known = next(each for each in examples if b"convenient way to insert" in each["text"][0])
+    assert known["tokens"][:3] == [b"Assert", b"statements", b"are"]
+
+
+def _shards(lab: Lab) -> list[Path]:
+    return sorted((lab.path / "store/outputs/tokenise").rglob("*.tfrecord"))

@@ -1,4 +1,4 @@
-"""TFRecord files of `image`/`label` examples, written and read without TensorFlow.
+"""TFRecord files of examples, most of them `image`/`label`, written and read without TensorFlow.
 
 Framing: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 (length, masked CRC-32C of the length, data, masked CRC-32C of the data). Messages:
@@ -9,7 +9,7 @@ because protobuf does not promise the order of map entries, and our output is de
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -112,6 +112,46 @@ def decode_example(record: bytes) -> tuple[bytes, int]:
         return image, _read_varint(packed, 0)[0]
     except (IndexError, KeyError, struct.error):
         raise BadInput("not an example with features 'image' and 'label'") from None
+
+
+def encode(features: Mapping[str, Sequence[bytes] | Sequence[int]]) -> bytes:
+    """A tf.train.Example with these features: values of bytes, or whole numbers from 0 on. The same
+    features give the same bytes, in whatever order they come."""
+    return _field(1, b"".join(_entry(k.encode(), _feature(features[k])) for k in sorted(features)))
+
+
+def decode(record: bytes) -> dict[str, list[bytes] | list[int]]:
+    """The features of an example of bytes and of whole numbers. Raises BadInput when it is none."""
+    found: dict[str, list[bytes] | list[int]] = {}
+    try:
+        for features in _values(record, 1):
+            for entry in _values(features, 1):
+                feature = _values(entry, 2)[0]
+                texts, numbers = _values(feature, 1), _values(feature, 3)
+                name = _values(entry, 1)[0].decode()
+                found[name] = _unpacked(numbers[0]) if numbers else _values(texts[0], 1)
+    except (IndexError, ValueError):
+        raise BadInput("not an example with features of bytes and whole numbers") from None
+    return found
+
+
+def _feature(values: Sequence[bytes] | Sequence[int]) -> bytes:
+    texts = [value for value in values if isinstance(value, bytes)]
+    if texts or not values:
+        return _field(1, b"".join(_field(1, text) for text in texts))
+    packed = b"".join(_varint(value) for value in values if isinstance(value, int))
+    return _field(3, _field(1, packed))
+
+
+def _unpacked(int64_list: bytes) -> list[int]:
+    """The numbers of an Int64List, whose values are packed."""
+    found = []
+    for packed in _values(int64_list, 1):
+        position = 0
+        while position < len(packed):
+            value, position = _read_varint(packed, position)
+            found.append(value)
+    return found
 
 
 def _masked_crc(data: bytes) -> int:

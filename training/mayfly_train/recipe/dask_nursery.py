@@ -1,8 +1,8 @@
 """One process that has imported the engine, and forks scheduler and workers when it is asked.
 
-`python -m mayfly_train.recipe.dask_nursery --with-parent PID` reads requests from standard input and
-answers on standard output, a line of JSON each. Importing the engine takes a second of a core, so
-five processes of it, or one that has died, are started in a tenth of the time. Forking is safe
+`python -m mayfly_train.recipe.dask_nursery --with-parent PID` reads requests from standard input,
+and answers on standard output, a line of JSON each. Importing the engine takes a second of a core,
+so five processes of it, or one that has died, are started in a tenth of the time. Forking is safe
 here: there is one thread, and nothing is open yet (fork(2)).
 
 It is also who adopts what killed workers leave behind (PR_SET_CHILD_SUBREAPER), and ends it.
