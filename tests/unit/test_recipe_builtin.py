@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import numpy as np
 import pytest
 
 from mayfly.recipe.load import BUILT_IN, load
@@ -58,6 +59,38 @@ def test_inference_merges_what_every_folder_gave(tmp_path: Path, monkeypatch: py
     merged = lab.store.read(f"outputs/merge/000000/{row.accepted}/classes.csv")
     assert merged is not None and len(merged.splitlines()) == 597
     assert json.loads(lab.store.read("done/merge/000000.json") or b"")["exit_code"] == 0
+
+
+def test_training_on_two_nodes_finds_what_one_does(tmp_path: Path):
+    loaded = load(Path("training"))
+    found = []
+    for nodes in (2, 1):
+        document = loaded.recipe.to_json()
+        document["experiments"][0]["hardware"]["nodes"] = nodes
+        lab, ledger = _work(tmp_path / str(nodes), from_json(document), loaded.source)
+        row = ledger.row("train", 0)
+        assert row is not None and row.state == "done", row
+        model = lab.path / f"store/outputs/train/000000/{row.accepted}/model.npz"
+        found.append((row.results, np.load(model)["weights"]))
+    (two, weights), (one, alone) = found
+    assert (two["nodes"], one["nodes"]) == (2, 1)
+    assert two["accuracy"] == pytest.approx(one["accuracy"]) and one["accuracy"] > 0.85
+    assert np.abs(weights - alone).max() < 1e-9
+
+
+def test_another_type_of_gpu_is_one_line(tmp_path: Path):
+    text = (BUILT_IN / "training.yml").read_text().replace("source: training", "source: null")
+    found = []
+    for gpu in ("v100", "a100"):
+        file = tmp_path / "training.yml"
+        line = f"hardware: {{nodes: 2, gpu: {gpu}}}"
+        file.write_text(text.replace("hardware: {nodes: 2}", line))
+        found.append(load(file).recipe.to_json())
+    for document in found:
+        hardware = document["experiments"][0]["hardware"]
+        assert (hardware["nodes"], hardware["gpus"]) == (2, 1)
+        hardware["gpu"] = ""
+    assert found[0] == found[1]
 
 
 def _with_only(experiment, values):

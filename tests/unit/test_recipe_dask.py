@@ -123,6 +123,31 @@ def test_a_killed_worker_loses_nothing(
     eventually(lambda: len(engine.members()) == 2)
 
 
+def test_a_task_on_two_nodes_starts_again_when_one_is_killed(
+    lab: Lab, engine: DaskEngine, machine: Machine, tmp_path: Path
+):
+    line = (
+        f"sh -c 'echo $RANK >> {tmp_path}/began; test $(wc -l < {tmp_path}/began) -gt 2 ||"
+        f" exec sleep 600; test -e {tmp_path}/killed'"
+    )
+
+    def kill() -> None:
+        began = tmp_path / "began"
+        eventually(lambda: began.exists() and len(began.read_text().split()) == 2)
+        (tmp_path / "killed").touch()
+        os.kill(machine.processes[0].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    outcome, ledger = work(lab, engine, Experiment("gang", (line,), hardware=Hardware(nodes=2)))
+    killer.join()
+    row = ledger.row("gang", 0)
+    assert outcome == "succeeded" and row is not None
+    assert (row.failures, row.node_losses, row.attempts) == (0, 1, 2)
+    assert sorted((tmp_path / "began").read_text().split()) == ["0", "0", "1", "1"]
+    eventually(lambda: len(engine.members()) == 2)
+
+
 def test_cancelling_ends_the_processes(lab: Lab, engine: DaskEngine, tmp_path: Path):
     jobs = []
     run = lab.run(Experiment("stuck", ("sleep 6543",), numbered(1)))

@@ -45,7 +45,7 @@ def load(file: Path, name: str | None = None) -> Loaded:
 
 def _find(file: Path) -> Path:
     built_in = BUILT_IN / f"{file.name.removesuffix('.yml')}.yml"
-    return built_in if not file.exists() and len(file.parts) == 1 and built_in.exists() else file
+    return built_in if not file.is_file() and len(file.parts) == 1 and built_in.exists() else file
 
 
 def _load(content: dict[str, Any], lines: Lines, file: Path, name: str | None) -> Loaded:

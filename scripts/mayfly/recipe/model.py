@@ -192,6 +192,8 @@ class Hardware(Model):
     """GPUs."""
     gpu: str | None = None
     """Type of the GPU, such as k80; one of it, unless `gpus` says more."""
+    nodes: int = Field(default=1, ge=1)
+    """How many nodes with all this one task takes at once; its command runs on each."""
     instance: str | None = None
     """Instance type of the nodes, for the price."""
     spot: bool = True
@@ -323,6 +325,7 @@ class Experiment(Model):
             memory=wanted.memory,
             gpus=int(bool(wanted.gpu)) if wanted.gpus is None else wanted.gpus,
             gpu=wanted.gpu or "",
+            nodes=wanted.nodes,
             instance=wanted.instance or "",
             spot=wanted.spot,
         )

@@ -98,7 +98,7 @@ def _later(experiment: Experiment) -> str:
 
 def _nodes(experiment: Experiment, tasks: int | None) -> int:
     wanted = experiment.workers or WORKERS
-    return min(wanted, tasks) if tasks else wanted
+    return (min(wanted, tasks) if tasks else wanted) * experiment.hardware.nodes
 
 
 def _document(planned: Planned) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mayfly_train.errors import BadInput, NodeError
-from mayfly_train.recipe import identity, names, process, results, shipping, slots, sources
+from mayfly_train.recipe import gang, identity, names, process, results, shipping, slots, sources
 from mayfly_train.recipe.expand import Task, task_from
 from mayfly_train.recipe.shipping import Curve, MedianWatch, Shipper, Tail
 from mayfly_train.recipe.slots import Records, Slot, Slots
@@ -27,6 +27,7 @@ from mayfly_train.recipe.store import Store, read_json, to_bytes
 
 DONE, FAILED, STOPPED, CANCELLED, BROKEN = "done", "failed", "stopped", "cancelled", "broken"
 ACCEPTED = (DONE, STOPPED)
+_ENDED = {BROKEN: "the worker was ended", CANCELLED: "cancelled"}
 _TAIL_BYTES = 2000
 CLAIMS, CLAIM_S = 20, 0.25
 _SCAN_BYTES = 1 << 20
@@ -47,6 +48,10 @@ class Job:
     objective: str = ""
     maximize: bool = True
     stop_after: int = 0
+    nodes: int = 1
+    """How many members the attempt has: more than one are a gang, and `attempt` is one's name."""
+    rank: int = 0
+    gang: str = ""
     urgent: bool = False
     """Its task was handed out before: it goes ahead of those that never were."""
 
@@ -62,6 +67,8 @@ class Node:
     name: str
     scratch: Path
     store: Store
+    address: str = "127.0.0.1"
+    """Where others of the run reach this node."""
     cancelled: set[str] = field(default_factory=set)
     closing: threading.Event = field(default_factory=threading.Event)
     """Set when the worker goes: what runs is ended, and counts as lost with its node."""
@@ -108,7 +115,7 @@ def run(job: Job, node: Node) -> Outcome:
 def _leave(outcome: Outcome, task: Task, job: Job, node: Node) -> Outcome:
     """Write the marker of a good end, or the record of another; a marker that is there wins."""
     try:
-        if outcome["state"] in ACCEPTED:
+        if outcome["state"] in ACCEPTED and job.rank == 0:
             return _claim(names.done(task.id), outcome, node.store)
         node.store.write(names.attempt(task.id, job.attempt), to_bytes(outcome))
     except NodeError as error:
@@ -176,14 +183,17 @@ def _commands(
         curve = Curve(slot.stdout, job.objective)
         watch = MedianWatch(curve, node.store, task.experiment, job.stop_after, job.maximize)
     shipper = Shipper(tails, watch.look if watch else None)
-    began = time.monotonic()
     environment = _environment(slot, job, task, node)
+    if job.nodes > 1:
+        met = _place(job, node).meet(node.address)
+        if isinstance(met, str):
+            return process.Ended(0, met)
+        environment.update((os.fsencode(name), value.encode()) for name, value in met.items())
+    began = time.monotonic()
 
     def ask() -> str:
-        if node.closing.is_set():
-            return BROKEN
-        if job.attempt in node.cancelled:
-            return CANCELLED
+        if why := _end_of(job, node):
+            return why
         if time.monotonic() - began > shipping.EVERY_S / 2:
             shipper.start()
         return STOPPED if watch is not None and watch.stop else ""
@@ -204,6 +214,17 @@ def _commands(
     return ended
 
 
+def _place(job: Job, node: Node) -> gang.Place:
+    return gang.Place(node.store, job.gang, job.rank, job.nodes, lambda: _end_of(job, node))
+
+
+def _end_of(job: Job, node: Node) -> str:
+    """Why an attempt is to end at once; empty when it is not."""
+    if node.closing.is_set():
+        return BROKEN
+    return CANCELLED if job.attempt in node.cancelled else ""
+
+
 def _environment(slot: Slot, job: Job, task: Task, node: Node) -> dict[bytes, bytes]:
     """The worker's own environment, what the recipe adds, and where things are."""
     added = {
@@ -221,10 +242,8 @@ def _environment(slot: Slot, job: Job, task: Task, node: Node) -> dict[bytes, by
 def _judge(ended: process.Ended, slot: Slot, job: Job, task: Task, node: Node) -> Outcome:
     """What the end of the commands means; a good end has its output stored."""
     outcome: Outcome = {"exit_code": ended.exit_code}
-    if ended.why == BROKEN:
-        return {**outcome, "state": BROKEN, "message": "the worker was ended"}
-    if ended.why == CANCELLED:
-        return {**outcome, "state": CANCELLED, "message": "cancelled"}
+    if ended.why in _ENDED:
+        return {**outcome, "state": ended.why, "message": _ENDED[ended.why]}
     if ended.why == "timeout":
         message = f"took longer than {job.timeout_s} s"
         return {**outcome, "state": FAILED, "message": message}
@@ -233,6 +252,8 @@ def _judge(ended: process.Ended, slot: Slot, job: Job, task: Task, node: Node) -
     try:
         found = results.read(slot.output / job.result, _lines(slot.stdout))
         files = _upload(slot.output, names.output(task.id, job.attempt), node.store)
+        if job.nodes > 1 and (why := _place(job, node).part()):
+            return {**outcome, "state": why, "message": _ENDED[why]}
     except BadInput as error:
         return {**outcome, "state": FAILED, "message": _line(error)}
     if job.stop_after:

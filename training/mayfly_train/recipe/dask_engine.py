@@ -70,7 +70,7 @@ class DaskEngine:
             resources["gpus"] = wanted.gpus
         # Few tasks are spread: no slot has several while others have none.
         slots = sum(member.slots for member in self._members) or 1
-        size = max(1, min(self.together(), -(-len(jobs) // slots)))
+        size = max(1, min(self.together(), -(-len(jobs) // slots))) if wanted.nodes == 1 else 1
         groups = [list(jobs[start : start + size]) for start in range(0, len(jobs), size)]
         keys = [group[0].attempt for group in groups]
         futures = self._client.map(

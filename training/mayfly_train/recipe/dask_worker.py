@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     except BadInput as error:
         print(f"mayfly: {error}", file=sys.stderr)
         return error.exit_code
-    node = Node(f"{args.name}-{secrets.token_hex(3)}", args.scratch, store)
+    node = Node(f"{args.name}-{secrets.token_hex(3)}", args.scratch, store, args.host)
     process.kill_orphans(args.scratch)
     asyncio.run(_serve(args, node))
     # Threads of tasks that would not end are left behind; their processes are not.

@@ -58,6 +58,8 @@ class Hardware:
     cpus: float = 1.0
     memory: int = 0
     gpus: int = 0
+    nodes: int = 1
+    """How many of all this one task takes at once."""
     gpu: str = ""
     instance: str = ""
     spot: bool = True

@@ -128,8 +128,9 @@ def why_no_room(members: Sequence[Member], wanted: Hardware) -> str:
     """What a task waits for when no worker has what it wants; empty when one has."""
     if not members:
         return "waits for a node: there is none"
-    if any(member.room(wanted) for member in members):
-        return ""
+    if slots := slots_for(members, wanted):
+        few = f"waits for {wanted.nodes} nodes at once: there is room on {slots}"
+        return few if slots < wanted.nodes else ""
     most: dict[str, tuple[Any, Any]] = {
         "cores": (wanted.cpus, max(member.cpus for member in members)),
         "GPUs": (wanted.gpus, max(member.gpus for member in members)),

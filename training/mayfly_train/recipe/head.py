@@ -8,16 +8,17 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mayfly_train.errors import NodeError
-from mayfly_train.recipe import attempt, document, engine, ledger, names, stop
+from mayfly_train.recipe import attempt, document, engine, gang, ledger, names, stop
 from mayfly_train.recipe.attempt import Job
 from mayfly_train.recipe.document import MAXIMIZE, Experiment, Recipe
 from mayfly_train.recipe.engine import Engine, Report
 from mayfly_train.recipe.expand import Context, Expansion, Task, references, resolve_globs, task_id
+from mayfly_train.recipe.gang import Gang
 from mayfly_train.recipe.ledger import Ledger, Row
 from mayfly_train.recipe.lock import Lease
 from mayfly_train.recipe.stage import SETTLED, Stage
@@ -31,6 +32,7 @@ COPY_SHARE = 20  # copying the ledger takes at most a 20th of the time
 DRAIN_S = 15.0
 
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
+RETURNED = "returned"  # of an attempt: not begun, and nobody is to blame
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Head:
         self._stages: dict[str, Stage] = {}
         self._states: dict[str, tuple[str, str]] = {}  # of experiments: state and message
         self._out: dict[str, tuple[Stage, Task]] = {}
+        self._gangs: dict[str, Gang] = {}
         self._markers: dict[str, set[int]] = {}
         self._cancelled = self._found = False
         self._dirty = True
@@ -205,9 +208,10 @@ class Head:
         for name, stage in self._stages.items():
             wanted = stage.experiment.hardware
             slots = engine.slots_for(members, wanted)
-            self._set(name, "running", "" if slots else engine.why_no_room(members, wanted))
-            room = self._room(stage, slots)
-            jobs = [self._job(stage, task) for task in self._unfinished(stage, room)]
+            self._set(name, "running", engine.why_no_room(members, wanted))
+            room = self._room(stage, slots) if wanted.nodes == 1 else self._gang_room(stage, slots)
+            tasks = self._unfinished(stage, room)
+            jobs = [job for task in tasks for job in self._jobs(stage, task)]
             if jobs:
                 found.append((wanted, jobs))
         return found
@@ -230,6 +234,13 @@ class Head:
         least = max(1, min(batch, window - slots))
         return left if left >= least else returned
 
+    def _gang_room(self, stage: Stage, slots: int) -> int:
+        """How many more gangs there is room for: no two of them ever wait for each other's slots,
+        for all members that are out have one, or get one as other tasks end."""
+        free = slots - len(self._gangs)
+        limit = stage.experiment.workers or slots
+        return max(0, min(free // stage.experiment.hardware.nodes, limit - stage.running))
+
     def _unfinished(self, stage: Stage, most: int) -> list[Task]:
         """Tasks to run; one whose marker is in the store already is accepted instead."""
         done = self._markers.get(stage.experiment.name, set())
@@ -249,11 +260,24 @@ class Head:
             self._found = True
         return found
 
-    def _job(self, stage: Stage, task: Task) -> Job:
+    def _jobs(self, stage: Stage, task: Task) -> list[Job]:
+        """An attempt at a task: one, or one for each of the nodes that it takes at once."""
         name = f"{task.experiment}-{task.number:06d}-{secrets.token_hex(4)}"
+        nodes = stage.experiment.hardware.nodes
+        members = [gang.member(name, rank) for rank in range(nodes)]
+        if nodes > 1:
+            self._gangs.update(dict.fromkeys(members, Gang(set(members), name)))
+        for member in members:
+            self._ledger.submit(task, member)
+            self._out[member] = (stage, task)
+        alone = self._job(stage, task, name)
+        return [
+            replace(alone, attempt=member, rank=rank, nodes=nodes, gang=name)
+            for rank, member in enumerate(members)
+        ]
+
+    def _job(self, stage: Stage, task: Task, name: str) -> Job:
         search = stage.experiment.search
-        self._ledger.submit(task, name)
-        self._out[name] = (stage, task)
         return Job(
             attempt=name,
             task=task.to_json(),
@@ -274,12 +298,17 @@ class Head:
             if report.attempt not in self._out:
                 continue  # an attempt that was given up: its marker counts, its news do not
             self._dirty = True
+            together = self._gangs.get(report.attempt)
             if report.kind == engine.STARTED:
-                self._ledger.start(report.attempt, report.node)
+                counts = together is None or together.first == report.attempt
+                self._ledger.start(report.attempt, report.node, counts)
                 continue
             stage, task = self._out.pop(report.attempt)
+            if together is not None:
+                self._end_member(together, stage, task, report, again)
+                continue
             if report.kind == engine.RETURNED:
-                self._ledger.end(report.attempt, {"state": "returned", "message": report.message})
+                self._ledger.end(report.attempt, {"state": RETURNED, "message": report.message})
                 self._ledger.wait_again(task)
                 stage.back(task)
                 continue
@@ -288,6 +317,21 @@ class Head:
                 message = f"{outcome['attempt']} was first"
                 self._ledger.end(report.attempt, {"state": "superseded", "message": message})
             self._settle(stage, task, outcome, again)
+
+    def _end_member(
+        self, together: Gang, stage: Stage, task: Task, report: Report, again: bool
+    ) -> None:
+        """One of several nodes is done with a task: when not well, all are, and try again."""
+        del self._gangs[report.attempt]
+        if report.kind == engine.RETURNED:
+            outcome: Mapping[str, Any] = {"state": RETURNED, "attempt": report.attempt}
+        else:
+            outcome = report.outcome or self._outcome(task, report)
+        self._ledger.end(report.attempt, outcome)
+        if together.end(report.attempt, outcome, outcome["state"] in attempt.ACCEPTED):
+            self._engine.cancel(list(together.out))
+        if not together.out:
+            self._settle(stage, task, together.verdict(), again)
 
     def _outcome(self, task: Task, report: Report) -> Mapping[str, Any]:
         """How an attempt ended of which only that is known: its marker or record says it."""
@@ -306,7 +350,7 @@ class Head:
             self._accept(stage, task, outcome)
             return
         self._ledger.end(outcome["attempt"], outcome)
-        if state == attempt.CANCELLED or not again:
+        if state in (attempt.CANCELLED, RETURNED) or not again:
             self._ledger.wait_again(task)
             stage.back(task)
             return

@@ -203,12 +203,15 @@ class Ledger:
             (attempt, task.experiment, task.number, time.time()),
         )
 
-    def start(self, attempt: str, node: str) -> None:
-        """Record that an attempt has started on a node."""
+    def start(self, attempt: str, node: str, counts: bool = True) -> None:
+        """Record that an attempt has started on a node; `counts`: it is one at the task, and not
+        one of several members."""
         self._db.execute(
             "UPDATE attempts SET state = 'running', node = ?, started = ? WHERE attempt = ?",
             (node, time.time(), attempt),
         )
+        if not counts:
+            return
         self._db.execute(
             "UPDATE tasks SET state = ?, node = ?, attempts = attempts + 1"
             " WHERE (experiment, number) = (SELECT experiment, number FROM attempts"
