@@ -273,3 +273,14 @@ def test_numbers_and_texts_beyond_all_bounds_are_no_results(lab: Lab, line: str,
     outcome = attempt.run(job(words, objective="acc"), lab.node())
     assert (outcome["state"], outcome["value"]) == ("done", value)
     assert b"Infinity" not in (lab.store.read("done/train/000007.json") or b"")
+
+
+def test_a_command_that_fails_where_there_is_no_room_is_not_blamed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    """The bar is put above what any disk has."""
+    monkeypatch.setattr(attempt, "ROOM_BYTES", 1 << 62)
+    outcome = attempt.run(job(shell("echo no space >&2; exit 1")), lab.node())
+    assert outcome["state"] == attempt.BROKEN
+    assert outcome["message"] == "the node's disk is full: exit code 1: no space"
+    assert attempt.run(job(shell("true")), lab.node())["state"] == "done"

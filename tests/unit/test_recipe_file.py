@@ -103,6 +103,8 @@ def test_experiments_come_after_what_they_need(tmp_path: Path):
         ("    needs: [train]\n", "", "python infer", ["does not wait for", "needs: [train]"]),
         ('glob: "{{data}}', 'glob: "{{dat}}', "folder: {glob", ["{{dat}} stands for nothing"]),
         ("20m\n", "20m\n    result: ../x\n", "result: ../x", ["outside of the task's output"]),
+        ("20m\n", "20m\n    result: /tmp/x\n", "result: /tmp/x", ["outside of the task's output"]),
+        ("memory: 2G", "nodes: 0", "nodes: 0", ["nodes is 0", "1 or more"]),
         ("20m\n", "20m\n    environment: {MY_TOKEN: x}\n", "environment", ["looks like a secret"]),
         ("name: mnist-search", "name: MNIST", "name: MNIST", ["name is 'MNIST'"]),
         ("--out {{output}}", "> {{output}}", "python train.py", ["only a shell", "shell: true"]),

@@ -410,3 +410,29 @@ def test_a_replaced_head_leaves_the_others_ledger_alone(lab: Lab, monkeypatch: p
     with pytest.raises(NodeError, match="another head has taken over"):
         lab.work(lab.run(Experiment("only", (thief,))))
     assert lab.store.read("ledger.sqlite") == b"newer"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "waits"),
+    [
+        (Hardware(gpus=1), "waits for a node with 1 GPUs: the largest has 0"),
+        (
+            Hardware(memory=64 << 30),
+            "waits for a node with 64.0 GiB of memory: the largest has 8.0",
+        ),
+        (Hardware(nodes=3), "waits for 3 nodes at once: there is room on 2"),
+    ],
+)
+def test_status_says_what_a_task_waits_for_until_it_is_there(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, wanted: Hardware, waits: str
+):
+    monkeypatch.setattr(heads, "TURN_S", 0.01)
+    engine = FakeRecordingEngine(lab.node(), slots=2)
+    head = head_on(lab, engine, Experiment("only", ("true",), hardware=wanted))
+    head._turn()
+    assert lab.ledger().experiments()[0]["message"] == waits
+    assert engine.jobs == []
+    engine._member = Member("large", 4, 8, 128 << 30, 1)
+    head._turn()
+    assert lab.ledger().experiments()[0]["message"] == ""
+    assert len(engine.jobs) == wanted.nodes

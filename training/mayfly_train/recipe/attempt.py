@@ -28,6 +28,7 @@ from mayfly_train.recipe.store import Store, read_json, to_bytes
 DONE, FAILED, STOPPED, CANCELLED, BROKEN = "done", "failed", "stopped", "cancelled", "broken"
 ACCEPTED = (DONE, STOPPED)
 _ENDED = {BROKEN: "the worker was ended", CANCELLED: "cancelled"}
+ROOM_BYTES = 64 << 10  # less is no room
 _TAIL_BYTES = 2000
 CLAIMS, CLAIM_S = 20, 0.25
 _SCAN_BYTES = 1 << 20
@@ -242,13 +243,8 @@ def _environment(slot: Slot, job: Job, task: Task, node: Node) -> dict[bytes, by
 def _judge(ended: process.Ended, slot: Slot, job: Job, task: Task, node: Node) -> Outcome:
     """What the end of the commands means; a good end has its output stored."""
     outcome: Outcome = {"exit_code": ended.exit_code}
-    if ended.why in _ENDED:
-        return {**outcome, "state": ended.why, "message": _ENDED[ended.why]}
-    if ended.why == "timeout":
-        message = f"took longer than {job.timeout_s} s"
-        return {**outcome, "state": FAILED, "message": message}
-    if ended.exit_code and ended.why != STOPPED:
-        return {**outcome, "state": FAILED, "message": _failure(ended.exit_code, slot.stderr)}
+    if bad := _bad_end(ended, slot, job):
+        return {**outcome, "state": bad[0], "message": bad[1]}
     try:
         found = results.read(slot.output / job.result, _lines(slot.stdout))
         files = _upload(slot.output, names.output(task.id, job.attempt), node.store)
@@ -267,6 +263,20 @@ def _judge(ended: process.Ended, slot: Slot, job: Job, task: Task, node: Node) -
         "value": results.value_of(found, job.objective),
         "files": files,
     }
+
+
+def _bad_end(ended: process.Ended, slot: Slot, job: Job) -> tuple[str, str] | None:
+    """State and reason of an end that is no good one."""
+    if ended.why in _ENDED:
+        return ended.why, _ENDED[ended.why]
+    if ended.why == "timeout":
+        return FAILED, f"took longer than {job.timeout_s} s"
+    if not ended.exit_code or ended.why == STOPPED:
+        return None
+    message = _failure(ended.exit_code, slot.stderr)
+    if _is_full(slot.path):
+        return BROKEN, f"the node's disk is full: {message}"
+    return FAILED, message
 
 
 def _upload(output: Path, prefix: str, store: Store) -> int:
@@ -296,6 +306,11 @@ def _failure(code: int, stderr: Path) -> str:
         if said:
             return f"{how}: {said[-1].strip()[:300]}"
     return how
+
+
+def _is_full(directory: Path) -> bool:
+    """Whether there is no room where the command worked: then it may have failed for that."""
+    return shutil.disk_usage(directory).free < ROOM_BYTES
 
 
 def _lines(path: Path) -> deque[bytes]:
