@@ -34,6 +34,7 @@ def test_the_roles_are_there():
         "agent",
         "dataset",
         "deadman",
+        "engine",
         "gpu",
         "hadoop",
         "horovod",

@@ -16,8 +16,8 @@ from typing import Any
 
 from mayfly.errors import UserError
 from mayfly.recipe.runs import Place, open_ledger
-from mayfly_train.recipe import lock, names
-from mayfly_train.recipe.document import Hardware, Recipe
+from mayfly_train.recipe import lock, names, shape
+from mayfly_train.recipe.document import Recipe
 from mayfly_train.recipe.head import Head, Run
 
 STATES = ("done", "stopped", "failed", "running")
@@ -66,7 +66,7 @@ def execute(run: Run, place: Place, workers: int | None, again: bool = False) ->
         threading.Thread(target=_module, args=("dask_engine",), daemon=True).start()
         machine.start()
         engine = _module("dask_engine").DaskEngine(
-            machine.scheduler, machine.tls, alike=_alike(run.recipe)
+            machine.scheduler, machine.tls, alike=shape.alike(run.recipe)
         )
         try:
             return Head(run, ledger, engine, Ticker().show).work()
@@ -101,24 +101,11 @@ def _missing(package: str | None) -> UserError:
 
 
 def _shape(recipe: Recipe, workers: int | None) -> dict[str, Any]:
-    """The worker processes: one for each GPU, else one for each task at a time; where tasks take
-    more than a core, one process that has all of them."""
-    wanted = workers or os.cpu_count() or 1
-    if any(each.hardware.gpus for each in recipe.experiments) and (gpus := _gpus()):
-        return {"workers": gpus, "devices": tuple(str(number) for number in range(gpus))}
-    if _alike(recipe):
-        return {"workers": wanted}
-    return {"workers": 1, "slots": wanted}
-
-
-def _alike(recipe: Recipe) -> bool:
-    """Whether every task takes one core and says nothing else of its node."""
-    plain = Hardware()
-    return all(
-        (each.hardware.cpus, each.hardware.memory, each.hardware.gpus)
-        == (plain.cpus, plain.memory, plain.gpus)
-        for each in recipe.experiments
-    )
+    """The worker processes on this machine."""
+    gpus = _gpus() if shape.wants_gpus(recipe) else 0
+    found = shape.layout(recipe, workers or os.cpu_count() or 1, gpus)
+    devices = tuple(str(number) for number in range(found.processes)) if found.devices else ()
+    return {"workers": found.processes, "slots": found.slots, "devices": devices}
 
 
 def _gpus() -> int:

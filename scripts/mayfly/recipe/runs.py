@@ -16,10 +16,11 @@ from mayfly.errors import UserError, unknown
 from mayfly.local.paths import find_paths
 from mayfly.recipe.load import Loaded, load
 from mayfly.spec import s3_uri, without_users
-from mayfly_train.recipe import document, globs, names, sources
+from mayfly_train.recipe import book, names, sources
 from mayfly_train.recipe.head import Run
-from mayfly_train.recipe.ledger import Ledger, last_head
-from mayfly_train.recipe.store import S3Store, Store, open_store, read_json, to_bytes
+from mayfly_train.recipe.ledger import Ledger
+from mayfly_train.recipe.store import Store, open_store, read_json, to_bytes
+from mayfly_train.s3 import S3Settings
 
 PREFIX = "recipes"
 
@@ -53,7 +54,14 @@ def base_address(given: str | None, environ: Mapping[str, str]) -> str:
 
 def find_place(name: str, given: str | None, environ: Mapping[str, str] = os.environ) -> Place:
     """The place of a run of this name, whether or not it is there yet."""
-    store = open_store(f"{base_address(given, environ)}/{PREFIX}/{name}", None)
+    return place_at(f"{base_address(given, environ)}/{PREFIX}/{name}", name, None, environ)
+
+
+def place_at(
+    address: str, name: str, settings: S3Settings | None, environ: Mapping[str, str]
+) -> Place:
+    """The place of a run at an address; without settings, S3's keys are the environment's."""
+    store = open_store(address, settings)
     # Runs of one name in two stores know nothing of each other.
     key = hashlib.sha256(store.address.encode()).hexdigest()[:8]
     return Place(name, store, find_paths(environ).state.parent / PREFIX / name / key)
@@ -61,8 +69,9 @@ def find_place(name: str, given: str | None, environ: Mapping[str, str] = os.env
 
 def latest(environ: Mapping[str, str] = os.environ) -> str:
     """The name of the run that this machine worked on last. Raises UserError without any."""
+    runs = find_paths(environ).state.parent / PREFIX
     known = sorted(
-        (find_paths(environ).state.parent / PREFIX).glob("*/*/ledger.sqlite"),
+        (path for name in ("ledger.sqlite", "nodes.json") for path in runs.glob(f"*/*/{name}")),
         key=lambda path: path.stat().st_mtime,
     )
     if not known:
@@ -106,30 +115,8 @@ def reopen(place: Place, file: Path | None = None) -> Run:
 
 
 def open_ledger(place: Place) -> Ledger:
-    """The ledger: this machine's, or the store's copy when another machine worked on it last, or
-    when this machine's is of an earlier run of this name, which was removed from the store."""
-    head = read_json(place.store, names.HEAD)
-    elsewhere = head is not None and head["id"] != last_head(place.ledger_file)
-    run = hashlib.sha256(place.store.read(names.RUN) or b"").hexdigest()
-    place.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    note = place.state / "run"
-    known = note.read_text() if note.exists() else ""
-    if elsewhere or known != run or not place.ledger_file.exists():
-        _fetch_ledger(place)
-        note.write_text(run)
-    return Ledger(place.ledger_file)
-
-
-def _fetch_ledger(place: Place) -> None:
-    """The store's copy instead of what is here; nothing when there is none."""
-    fetched = place.state / "fetched.sqlite"
-    fetched.unlink(missing_ok=True)
-    if names.LEDGER in place.store.names(names.LEDGER):
-        place.store.download(names.LEDGER, fetched)
-    for path in place.state.glob("ledger.sqlite*"):
-        path.unlink()
-    if fetched.exists():
-        fetched.rename(place.ledger_file)
+    """The ledger: this machine's, or the store's copy when another machine worked on it last."""
+    return book.open_ledger(place.store, place.state)
 
 
 def _kept(place: Place) -> dict[str, Any]:
@@ -145,23 +132,7 @@ def _kept(place: Place) -> dict[str, Any]:
 
 
 def _run(kept: Mapping[str, Any], place: Place) -> Run:
-    client = place.store.client if isinstance(place.store, S3Store) else None
-
-    def find(pattern: str) -> list[str]:
-        return globs.find(pattern, client, _source(kept["source"], place))
-
-    return Run(
-        recipe=document.from_json(kept["recipe"]),
-        source=kept["source"],
-        store=place.store,
-        find=find,
-    )
-
-
-def _source(digest: str, place: Place) -> Path | None:
-    """What tasks get a copy of, unpacked here: this may be another machine than the run began on,
-    and the directory may have changed since. None without one."""
-    return sources.unpacked(digest, place.state / "sources", place.store) if digest else None
+    return book.run_of(kept, place.store, place.state)
 
 
 def _refuse_changes(loaded: Loaded, source: str, place: Place) -> None:

@@ -83,9 +83,12 @@ class Node:
             for name, value in os.environb.items()
             if not name.startswith((b"DASK_", b"MAYFLY_"))
         }
-        # `python3` is the worker's own, with the packages that are installed for recipes.
+        # `python3` is the worker's own, with the packages that are installed for recipes, unless
+        # the node has a framework of its own for tasks.
+        first = os.environb.get(b"MAYFLY_PATH", b"")
         own = os.fsencode(Path(sys.executable).parent)
-        self.environment[b"PATH"] = own + b":" + self.environment.get(b"PATH", os.defpath.encode())
+        rest = self.environment.get(b"PATH", os.defpath.encode())
+        self.environment[b"PATH"] = b":".join(filter(None, (first, own, rest)))
 
 
 def run(job: Job, node: Node) -> Outcome:

@@ -144,6 +144,14 @@ class Ledger:
         )
         return dict(tuple(row) for row in rows)
 
+    def running_on(self, experiment: str) -> dict[str, int]:
+        """How many of an experiment's tasks run on each worker, by the worker's name."""
+        rows = self._db.execute(
+            "SELECT node, COUNT(*) FROM tasks WHERE experiment = ? AND state = ? GROUP BY node",
+            (experiment, RUNNING),
+        )
+        return {str(row[0]): int(row[1]) for row in rows}
+
     # --- tasks ---
 
     def freeze(self, tasks: Iterable[Task]) -> None:

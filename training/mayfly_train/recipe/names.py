@@ -7,6 +7,10 @@ HEAD = "head.json"
 CANCEL = "cancel.json"
 ENGINE = "engine.json"
 LEDGER = "ledger.sqlite"
+SCHEDULER = "nodes/scheduler.json"
+PROGRESS = "nodes/progress.json"
+ENDED = "nodes/ended.json"
+NODE_LOGS = "nodes/logs/"
 DONE = "done/"
 
 
@@ -38,3 +42,8 @@ def medians(experiment: str) -> str:
 def expansion(experiment: str) -> str:
     """What an experiment was expanded from."""
     return f"expansions/{experiment}.json"
+
+
+def node_log(node: str, session: str, kind: str) -> str:
+    """The prefix of the pieces of a node's own log; a node of the same name has another session."""
+    return f"{NODE_LOGS}{node}/{session}/{kind}/"

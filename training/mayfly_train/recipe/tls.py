@@ -1,9 +1,15 @@
-"""Certificates that are made for one run: only who has its key may talk to its engine."""
+"""Certificates that are made for one run: only who has its key may talk to its engine.
+
+`python -m mayfly_train.recipe.tls RUN` prints new ones as the line that role engine takes.
+"""
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import json
 import os
+import sys
 from pathlib import Path
 
 from cryptography import x509
@@ -17,12 +23,24 @@ _SKEW = dt.timedelta(hours=1)  # nodes' clocks may be behind
 
 
 def make(directory: Path, run: str) -> None:
-    """An authority and one key pair that it has signed, as files for the owner only.
+    """An authority and one key pair that it has signed, as files for the owner only."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, data in _pems(run).items():
+        _write(directory / name, data)
+
+
+def bundle(run: str) -> str:
+    """The same as one line of text, base64 of a JSON document, which no file has seen."""
+    document = {name: data.decode() for name, data in _pems(run).items()}
+    return base64.b64encode(json.dumps(document).encode()).decode()
+
+
+def _pems(run: str) -> dict[str, bytes]:
+    """The content of each file.
 
     The authority's own key is not kept: nobody can sign another. Dask knows no roles, so one pair
     serves head and workers alike: whoever has it can run code on every node of the run.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority_key, key = (
         ec.generate_private_key(ec.SECP256R1()),
         ec.generate_private_key(ec.SECP256R1()),
@@ -39,12 +57,13 @@ def make(directory: Path, run: str) -> None:
         .sign(authority_key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    _write(directory / CA, root.public_bytes(pem))
-    _write(directory / CERTIFICATE, node.public_bytes(pem))
-    _write(
-        directory / KEY,
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
+    return {
+        CA: root.public_bytes(pem),
+        CERTIFICATE: node.public_bytes(pem),
+        KEY: key.private_bytes(
+            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+    }
 
 
 def _builder(
@@ -70,3 +89,7 @@ def _write(path: Path, data: bytes) -> None:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as stream:
         stream.write(data)
+
+
+if __name__ == "__main__":
+    print(bundle(sys.argv[1] if len(sys.argv) > 1 else "run"))

@@ -1,0 +1,91 @@
+"""What the head of a run on nodes tells the control side: how far it is, and what each node does.
+
+The control side adds and removes nodes by it, and shows it; it asks nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mayfly_train.errors import NodeError
+from mayfly_train.recipe import names
+from mayfly_train.recipe.document import Recipe
+from mayfly_train.recipe.engine import Member, slots_for
+from mayfly_train.recipe.ledger import RUNNING, Ledger
+from mayfly_train.recipe.shape import node_of
+from mayfly_train.recipe.stage import SETTLED
+from mayfly_train.recipe.store import Store, to_bytes
+
+EVERY_S = 10.0  # without news
+_OVER = ("done", "stopped", "failed")
+
+
+class Progress:
+    """Writes `nodes/progress.json`: when something has changed, and now and then."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        store: Store,
+        ledger: Ledger,
+        members: Callable[[], list[Member]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._recipe, self._store, self._ledger = recipe, store, ledger
+        self._members, self._clock = members, clock
+        self._last: Mapping[str, Any] | None = None
+        self._written = 0.0
+
+    def show(self, experiments: list[dict[str, Any]]) -> None:
+        """Tell where experiments are. A store that fails is asked again the next time."""
+        running: Counter[str] = Counter()
+        for each in experiments:
+            if each["states"].get(RUNNING):
+                running.update(self._ledger.running_on(each["name"]))
+        members = self._members()
+        document = {
+            "experiments": experiments,
+            "left": tasks_left(self._recipe, experiments, members),
+            "nodes": nodes(members, running),
+        }
+        if document == self._last and self._clock() - self._written < EVERY_S:
+            return
+        with contextlib.suppress(NodeError):
+            self._store.write(names.PROGRESS, to_bytes({**document, "time": time.time()}))
+            self._last, self._written = document, self._clock()
+
+
+def nodes(members: Sequence[Member], running: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """How many tasks each node can run at a time, and how many it does, by the node's name."""
+    found: dict[str, dict[str, int]] = {}
+    for member in members:
+        node = found.setdefault(node_of(member.name), {"slots": 0, "running": 0})
+        node["slots"] += member.slots
+        node["running"] += running.get(member.name, 0)
+    return found
+
+
+def tasks_left(
+    recipe: Recipe, experiments: Sequence[Mapping[str, Any]], members: Sequence[Member] = ()
+) -> int:
+    """How many tasks could run at a time from now on, if there were nodes for all of them.
+
+    Of an experiment that others go before, and of which nobody knows yet how many tasks it has,
+    it is as many as run at a time on all nodes; no experiment runs more at a time than its
+    `workers`.
+    """
+    left = 0
+    for each in experiments:
+        experiment = recipe.experiment(each["name"])
+        if each["state"] in SETTLED:
+            continue
+        if each["tasks"] is None:
+            count = max(1, slots_for(members, experiment.hardware))
+        else:
+            count = each["tasks"] - sum(each["states"].get(state, 0) for state in _OVER)
+        left += min(count, experiment.workers) if experiment.workers else count
+    return left
