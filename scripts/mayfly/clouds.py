@@ -217,7 +217,13 @@ def load_job(
 
     Raises UserError for what is wrong or missing in the job; a dry run may leave out the bucket.
     """
-    spec = load_spec(file, overrides, environ)
+    return completed(load_spec(file, overrides, environ), environ, dry_run=dry_run)
+
+
+def completed(
+    spec: ClusterSpec, environ: Mapping[str, str], *, dry_run: bool = False
+) -> tuple[ClusterSpec, CloudProfile]:
+    """The spec with its buckets filled in, and its cloud's profile; see `load_job`."""
     profile = _with_im(load_cloud(spec.cloud), environ)
     _refuse_what_it_cannot_give(spec, profile)
     if dry_run and profile.bucket is None and spec.model.destination is None:

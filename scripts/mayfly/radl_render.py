@@ -5,6 +5,8 @@ The result stands alone: the upstream client needs nothing else to make the clus
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,28 @@ from mayfly.radl_lint import lint
 from mayfly.role_vars import role_vars, share
 from mayfly.run import Run
 from mayfly.spec import CHECKOUT, JUICEFS, ClusterSpec
-from mayfly.steps import GroupPlay, Stage
+from mayfly.steps import GROUPS, GroupPlay, Stage
 
 TEMPLATES = CHECKOUT / "radl"
 # SSH is the only service that is public. TensorFlow's gRPC has no authentication.
 PUBLIC_PORTS = "22/tcp"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the nodes are made for: the order of work, what their roles are told, and what is asked
+    for when they are made."""
+
+    stages: tuple[Stage, ...]
+    variables: dict[str, Any]
+    inputs: tuple[str, ...]
+    source: str = "a job file and playbooks/site.yml"
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The system of a group, where it is not called like it."""
+
+    def system(self, group: str) -> str:
+        """The RADL system, and with it the inventory group, of a group of nodes."""
+        return self.names.get(group, group)
 
 
 def render(
@@ -31,6 +50,19 @@ def render(
     profile: CloudProfile,
     run: Run,
     stages: tuple[Stage, ...],
+    *,
+    dry_run: bool = False,
+) -> str:
+    """The RADL text of a training job; see `render_contents`."""
+    contents = Contents(stages, role_vars(spec, run), tuple(_inputs(spec)))
+    return render_contents(spec, profile, run, contents, dry_run=dry_run)
+
+
+def render_contents(
+    spec: ClusterSpec,
+    profile: CloudProfile,
+    run: Run,
+    contents: Contents,
     *,
     dry_run: bool = False,
 ) -> str:
@@ -47,7 +79,7 @@ def render(
         autoescape=False,
     )
     template = environment.get_template("cluster.radl.j2")
-    text = template.render(context(spec, profile, run, stages))
+    text = template.render(context(spec, profile, run, contents))
     findings = lint(text, dry_run=dry_run)
     if findings:
         raise MayflyError(f"the rendered RADL is wrong, line {findings[0]}", "this is our bug")
@@ -61,30 +93,35 @@ def write_radl(text: str, path: Path) -> None:
 
 
 def context(
-    spec: ClusterSpec, profile: CloudProfile, run: Run, stages: tuple[Stage, ...]
+    spec: ClusterSpec, profile: CloudProfile, run: Run, contents: Contents
 ) -> dict[str, Any]:
     """What the template lays out."""
-    variables = role_vars(spec, run)
+    groups = plan_nodes(spec, profile)
+    absent = {contents.system(group) for group in GROUPS if not spec.count(group)}
     return {
         "run": run.id,
         "cloud": profile.name,
-        "inputs": _inputs(spec),
+        "source": contents.source,
+        "inputs": list(contents.inputs),
         "public_ports": PUBLIC_PORTS,
         "networks": {"public": spec.network.public, "private": spec.network.private}
         if profile.networks
         else {"public": None, "private": None},
         "boot": first_boot.recipe(profile, run.end_s),
-        "systems": [_system(nodes, spec, profile, run) for nodes in plan_nodes(spec, profile)],
+        "systems": [
+            {**_system(nodes, spec, profile, run), "name": contents.system(nodes.group)}
+            for nodes in groups
+        ],
         "blocks": [
             {
                 "name": f"{stage.name}_{play.group}",
                 "group": play.group,
                 "step": stage.number,
-                "recipe": _recipe(play, variables),
+                "recipe": _recipe(play, contents.variables),
             }
-            for stage in stages
+            for stage in contents.stages
             for play in stage.plays
-            if spec.count(play.group)
+            if play.group not in absent
         ],
     }
 

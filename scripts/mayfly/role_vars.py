@@ -25,17 +25,17 @@ LEAST_S = 60  # what role deadman accepts
 def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     """The roles' variables for a run, by their full names; secrets are `@input.…@` placeholders."""
     return {
-        **_deadman(spec, run),
+        **deadman(spec, run),
         **_juicefs(spec, run),
         "dataset_source": spec.data.source,
         "dataset_run_uri": run.uri(spec),
         **_preprocess(spec),
-        **_s3("dataset", run),
+        **s3("dataset", run),
         "runtime_framework": spec.trainer.runtime,
         **({"horovod_framework": spec.trainer.runtime} if spec.trainer.engine == HOROVOD else {}),
         **_trainer(spec, run),
         "model_export_run_uri": run.uri(spec),
-        **_s3("model_export", run),
+        **s3("model_export", run),
     }
 
 
@@ -45,7 +45,7 @@ def share(variables: dict[str, Any], roles: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in variables.items() if name.startswith(prefixes)}
 
 
-def _deadman(spec: ClusterSpec, run: Run) -> dict[str, Any]:
+def deadman(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     """Kept nodes are for the user to look at, so only the longest limit ends them."""
     longest = SILENCE_S + spec.limits.max_duration + MARGIN_S
     paid = None if run.end_s is None else max(run.end_s, LEAST_S)
@@ -68,7 +68,7 @@ def _juicefs(spec: ClusterSpec, run: Run) -> dict[str, Any]:
     return {
         "juicefs_name": store_name(run.id),
         "juicefs_bucket": bucket,
-        **_s3("juicefs", run),
+        **s3("juicefs", run),
         "juicefs_redis_password": inputs.placeholder(inputs.STORE_PASSWORD),
         "juicefs_mount_point": MOUNT_POINT,
     }
@@ -127,7 +127,8 @@ def _program(spec: ClusterSpec) -> dict[str, Any]:
     }
 
 
-def _s3(role: str, run: Run) -> dict[str, Any]:
+def s3(role: str, run: Run) -> dict[str, Any]:
+    """What a role with S3 settings of its own is told; keys are placeholders."""
     settings: dict[str, Any] = {
         "s3_endpoint": run.s3_endpoint or "",
         "s3_region": run.s3_region,

@@ -1,5 +1,7 @@
 """The order of work, read from playbooks/site.yml: stages, and in each one play per group.
 
+The nodes of a recipe have an order of their own, in playbooks/recipe.yml.
+
 IM runs each configure block as a play of its own for every node, so a stage's plays are merged
 into one per group, and what IM adds itself (hosts, become, gather_facts) is left out.
 """
@@ -19,6 +21,7 @@ from mayfly.spec import CHECKOUT
 
 PLAYBOOKS = CHECKOUT / "playbooks"
 GROUPS = ("ps", "worker")
+SITE = "site.yml"
 _IMPORTS = ("ansible.builtin.import_playbook", "import_playbook")
 _PLAY_KEYS = {"name", "hosts", "become", "gather_facts", "any_errors_fatal", "vars", "roles"}
 
@@ -46,49 +49,58 @@ class Stage:
     plays: tuple[GroupPlay, ...]
 
 
-def load_stages(directory: Path = PLAYBOOKS) -> tuple[Stage, ...]:
-    """The stages of site.yml in `directory`, with numbers from 1."""
-    return read_stages(lambda name: yaml.safe_load((directory / name).read_text(encoding="utf-8")))
+def load_stages(
+    directory: Path = PLAYBOOKS, entry: str = SITE, groups: tuple[str, ...] = GROUPS
+) -> tuple[Stage, ...]:
+    """The stages of site.yml, or another `entry`, in `directory`, with numbers from 1."""
+    return read_stages(
+        lambda name: yaml.safe_load((directory / name).read_text(encoding="utf-8")), entry, groups
+    )
 
 
-def read_stages(read: Callable[[str], Any]) -> tuple[Stage, ...]:
-    """The stages that `read("site.yml")` imports; `read` returns a playbook's parsed content.
+def read_stages(
+    read: Callable[[str], Any], entry: str = SITE, groups: tuple[str, ...] = GROUPS
+) -> tuple[Stage, ...]:
+    """The stages that `read(entry)` imports; `read` returns a playbook's parsed content.
 
     Raises MayflyError when a playbook holds what a configure block cannot.
     """
-    files = [_imported_file(entry) for entry in read("site.yml")]
+    files = [_imported_file(entry, item) for item in read(entry)]
     return tuple(
-        Stage(number, Path(file).stem, tuple(_group_plays(file, read(file))))
+        Stage(number, Path(file).stem, tuple(_group_plays(file, read(file), groups)))
         for number, file in enumerate(files, start=1)
     )
 
 
-def _imported_file(entry: dict[str, Any]) -> str:
+def _imported_file(entry: str, item: dict[str, Any]) -> str:
     for key in _IMPORTS:
-        if key in entry:
-            return str(entry[key])
-    raise MayflyError("site.yml holds something other than imports of the stages' playbooks")
+        if key in item:
+            return str(item[key])
+    raise MayflyError(f"{entry} holds something other than imports of the stages' playbooks")
 
 
-def _group_plays(file: str, plays: list[dict[str, Any]]) -> list[GroupPlay]:
+def _group_plays(
+    file: str, plays: list[dict[str, Any]], groups: tuple[str, ...]
+) -> list[GroupPlay]:
     for play in plays:
         strange = sorted(set(play) - _PLAY_KEYS)
         if strange:
             raise MayflyError(f"{file}: a play may hold hosts, roles and vars, not {strange[0]!r}")
     merged = []
-    for group in GROUPS:
-        own = [play for play in plays if group in _groups(file, play)]
+    for group in groups:
+        own = [play for play in plays if group in _groups(file, play, groups)]
         if own:
             merged.append(_merge(group, own))
     return merged
 
 
-def _groups(file: str, play: dict[str, Any]) -> tuple[str, ...]:
+def _groups(file: str, play: dict[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
     names = re.split(r"[:,]", str(play.get("hosts", "")))
-    groups = GROUPS if names == ["all"] else tuple(name.strip() for name in names)
-    if not set(groups) <= set(GROUPS):
+    groups = known if names == ["all"] else tuple(name.strip() for name in names)
+    if not set(groups) <= set(known):
+        each = ", ".join(known)
         raise MayflyError(
-            f"{file}: hosts may be all, ps, worker or ps:worker, not {play['hosts']!r}"
+            f"{file}: hosts may be all, {each} or {':'.join(known)}, not {play['hosts']!r}"
         )
     return groups
 

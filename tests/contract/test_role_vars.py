@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 from mayfly.clouds import load_job
+from mayfly.recipe import cluster
 from mayfly.role_vars import role_vars, share
 from mayfly.run import Run
 from mayfly.steps import load_stages
+from mayfly_train.recipe.document import Experiment, Recipe
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 USED = sorted({name for s in load_stages() for play in s.plays for name in play.role_names})
@@ -79,3 +81,23 @@ def test_every_variable_is_one_that_the_role_takes(role, job):
 def test_every_required_variable_is_set(role, job):
     required = {name for name, option in options(role).items() if option.get("required")}
     assert required - set(variables(job)) == set()
+
+
+RECIPES = {"plain": Recipe("r", (Experiment("e", ("true",)),), image="")}
+RECIPES["framework"] = Recipe("r", RECIPES["plain"].experiments, image="pytorch")
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_recipes_roles_are_told_what_they_take_and_need(recipe: Recipe):
+    spec = cluster.spec_of(recipe, "s3://bucket/recipes/r", cluster.Options("local", 2), {})
+    run = Run("r-1", "docker://i", "mayfly.training,0.1.0", "http://x:1", "us-east-1", True)
+    contents = cluster.Cluster(recipe, "s3://bucket/recipes/r").contents(
+        spec, run, cluster.ENTRY_FRAMEWORK if recipe.image else cluster.ENTRY
+    )
+    roles = {name for stage in contents.stages for play in stage.plays for name in play.role_names}
+    known = {name: option for role in roles for name, option in options(role).items()}
+    assert set(contents.variables) - set(known) == set()
+    required = {name for name, option in known.items() if option.get("required")}
+    assert required - set(contents.variables) == set()
+    for name, value in contents.variables.items():
+        assert isinstance(value, TYPES[known[name].get("type", "str")]), name

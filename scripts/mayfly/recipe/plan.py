@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from mayfly import cost
-from mayfly.clouds import CloudProfile
+from mayfly.clouds import CloudProfile, InstanceType
 from mayfly.node_types import Nodes
 from mayfly.prices import Found
 from mayfly.recipe.load import Loaded
 from mayfly.recipe.model import WORKERS
 from mayfly_train.recipe import globs
-from mayfly_train.recipe.document import TPE, Experiment
+from mayfly_train.recipe.document import TPE, Experiment, Hardware
 from mayfly_train.recipe.expand import Context, Expansion, Task, references, resolve_globs
 
 HEAD = Nodes("ps", 1, None, None, 0, None, spot=False, public=False)
@@ -142,12 +142,12 @@ def _price(planned: list[Planned], where: Where) -> dict[str, Any]:
 
 
 def _head(profile: CloudProfile) -> Nodes:
-    return _of_type(HEAD, _smallest(profile.types, 1, 2 << 30, 0), profile)
+    return _of_type(HEAD, smallest(profile.types, Hardware(memory=2 << 30)), profile)
 
 
 def _group(planned: Planned, profile: CloudProfile) -> Nodes:
     wanted = planned.experiment.hardware
-    name = wanted.instance or _smallest(profile.types, wanted.cpus, wanted.memory, wanted.gpus)
+    name = wanted.instance or smallest(profile.types, wanted)
     spot = wanted.spot and profile.spot
     group = Nodes("worker", planned.nodes, None, None, wanted.gpus, None, spot=spot, public=False)
     return _of_type(group, name, profile)
@@ -160,10 +160,17 @@ def _of_type(group: Nodes, name: str | None, profile: CloudProfile) -> Nodes:
     )
 
 
-def _smallest(types: Mapping[str, Any], cpus: float, memory: int, gpus: int) -> str | None:
+def smallest(types: Mapping[str, InstanceType], wanted: Hardware) -> str | None:
     """The first listed type that is large enough; they are listed from small to large."""
     for name, size in types.items():
-        enough = size.cpu >= cpus and size.memory_mb << 20 >= memory
-        if enough and (size.gpu >= gpus if gpus else not size.gpu):
+        enough = size.cpu >= wanted.cpus and size.memory_mb << 20 >= wanted.memory
+        if enough and _has_gpus(size, wanted):
             return name
     return None
+
+
+def _has_gpus(size: InstanceType, wanted: Hardware) -> bool:
+    """Whether a type has the GPUs, of the model that is named; one that wants none gets none."""
+    if not wanted.gpus:
+        return not size.gpu
+    return size.gpu >= wanted.gpus and wanted.gpu.lower() in (size.gpu_model or "").lower()
