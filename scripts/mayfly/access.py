@@ -16,7 +16,7 @@ from mayfly.errors import RemoteError, UserError
 from mayfly.im import Manager, Node
 from mayfly.ledger import Record
 
-TASK = re.compile(r"(ps|worker|chief|evaluator)-\d+")
+TASK = re.compile(r"(head|ps|worker|chief|evaluator)-\d+")
 TENSORBOARD_PORT = 6006
 TUNNEL_PATIENCE_S = 60.0
 

@@ -16,10 +16,9 @@ from mayfly.images import NoImage
 from mayfly.job import Job, Ready, Tools
 from mayfly.meter import Meter
 from mayfly.prepare import image_of, note_place
-from mayfly.radl_render import render, write_radl
+from mayfly.radl_render import write_radl
 from mayfly.redact import Secret
 from mayfly.spending import Basis
-from mayfly.steps import load_stages
 from mayfly.watch import Broken, Pace, Report, wait_for_nodes
 
 
@@ -126,7 +125,7 @@ def _with_offer(ready: Ready, job: Job, tools: Tools, course: Course) -> Ready |
         train_s=basis.train_s if basis else None,
         end_s=basis.end_s if basis else None,
     )
-    radl = render(job.spec, job.profile, run, load_stages())
+    radl = job.render(job.spec, job.profile, run)
     path = tools.build / f"{run.id}-{len(course.attempts) + 1}.radl"
     write_radl(radl, path)
     return replace(ready, job=job, run=run, radl=radl, path=path)
@@ -163,7 +162,7 @@ def _create(ready: Ready, tools: Tools) -> str:
     """Send the RADL with its secrets filled in, which happens in memory only."""
     password = Secret(secrets.token_hex(24))
     tools.display.redact = tools.display.redact.knowing([password])
-    given = {**ready.services.s3.inputs(), inputs.STORE_PASSWORD: password}
+    given = {**ready.services.s3.inputs(), inputs.STORE_PASSWORD: password, **ready.job.secrets}
     text = inputs.fill(ready.radl, {name: secret.reveal() for name, secret in given.items()})
     with tools.ledger.intent(ready.run.id, "create", "infrastructure") as step:
         step.detail = ready.services.im.create(text)

@@ -55,16 +55,19 @@ class S3Settings:
             values["s3_session_token"] = self.session_token
         return values
 
-    def client(self) -> Any:
-        """Return a boto3 client of this service."""
-        settings = s3.S3Settings(
+    def plain(self) -> s3.S3Settings:
+        """Return them as the node library takes them."""
+        return s3.S3Settings(
             access_key_id=self.access_key_id.reveal(),
             secret_access_key=self.secret_access_key.reveal(),
             session_token=self.session_token.reveal() if self.session_token else None,
             endpoint_url=self.endpoint,
             region=self.region,
         )
-        return s3.connect(settings)
+
+    def client(self) -> Any:
+        """Return a boto3 client of this service."""
+        return s3.connect(self.plain())
 
 
 def find_s3_settings(environ: Mapping[str, str], platform: Platform | None) -> S3Settings:

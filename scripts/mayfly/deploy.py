@@ -6,6 +6,7 @@ Nothing is created before everything that can be checked was checked. Whatever h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from mayfly import export
@@ -51,8 +52,15 @@ SILENCE_S = 150.0
 START_S, IDLE_MARGIN_S = 900.0, 300.0
 
 
-def deploy(job: Job, tools: Tools) -> Outcome:
-    """Run a job to its end, and return how that was; errors of ours and the user's are returned."""
+Work = Callable[[Ready, Tools, Phases, Course], Status]
+"""Makes the nodes and follows what they do to its end."""
+
+
+def deploy(job: Job, tools: Tools, work: Work | None = None) -> Outcome:
+    """Run a job to its end, and return how that was; errors of ours and the user's are returned.
+
+    `work` is what happens while there are nodes: training, unless another is given.
+    """
     phases = Phases(tools.display)
     with ExitStack() as stack:
         try:
@@ -62,16 +70,16 @@ def deploy(job: Job, tools: Tools) -> Outcome:
         except (MayflyError, NodeError, KeyboardInterrupt) as early:
             document = failure_document(None, early, phases.seconds, 0, tools.display.redact)
             return Outcome(document, early)
-        return _run(ready, tools, phases)
+        return _run(ready, tools, phases, work or _work)
 
 
-def _run(ready: Ready, tools: Tools, phases: Phases) -> Outcome:
+def _run(ready: Ready, tools: Tools, phases: Phases, work: Work) -> Outcome:
     """Run a registered job to its end; see `deploy`."""
     job = ready.job
     status, error, attempts = Status(), None, list(ready.passed)
     meter = Meter(job.basis, job.spec.limits.max_duration, Pace().clock)
     try:
-        status = _work(ready, tools, phases, Course(meter, attempts))
+        status = work(ready, tools, phases, Course(meter, attempts))
         if status.state == STOPPED:
             raise stopped(status)
         tools.ledger.set_outcome(ready.run.id, "succeeded")

@@ -251,7 +251,8 @@ def destroyer_of(services: Services, ledger: Ledger) -> Destroyer:
 
 def is_fresh(journal: Sequence[Entry], moment: datetime | None = None) -> bool:
     """Return whether something may just have been made: nodes were asked for a short while ago."""
-    asked = [entry.intended for entry in journal if entry.action == "create" and entry.intended]
+    makes = ("create", "grow")
+    asked = [entry.intended for entry in journal if entry.action in makes and entry.intended]
     if not asked:
         return False
     age = (moment or datetime.now(UTC)) - datetime.fromisoformat(max(asked))

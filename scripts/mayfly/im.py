@@ -84,6 +84,8 @@ class Manager(Protocol):
     def nodes(self, infrastructure: str) -> list[Node]: ...
     def infrastructures(self) -> list[str]: ...
     def find(self, text: str) -> list[str]: ...
+    def add(self, infrastructure: str, radl: str) -> list[str]: ...
+    def remove(self, infrastructure: str, numbers: Sequence[str]) -> None: ...
     def destroy(self, infrastructure: str) -> None: ...
     def forget(self, infrastructure: str) -> None: ...
     def reconfigure(self, infrastructure: str) -> None: ...
@@ -198,6 +200,28 @@ class IM:
             if infrastructure in self.infrastructures():
                 raise  # it may be the one that is looked for
             return ""  # it went away since it was listed
+
+    def add(self, infrastructure: str, radl: str) -> list[str]:
+        """Have nodes added and return their numbers; IM then configures all nodes once more.
+
+        The text may name systems that the infrastructure has. Raises RemoteError when none could
+        be made; it waits for the provider.
+        """
+        added = self._call(
+            "add nodes", lambda: self._client.addresource(infrastructure, radl), again=False
+        )
+        return [str(number) for number in added]
+
+    def remove(self, infrastructure: str, numbers: Sequence[str]) -> None:
+        """Have nodes removed; the others are not configured again."""
+        wanted = ",".join(numbers)
+
+        def call() -> tuple[bool, Any]:
+            # IM-client calls every answer a success, but passes on what IM has said.
+            _, said = self._client.removeresource(infrastructure, list(numbers), context=False)
+            return said == wanted, said
+
+        self._call("remove nodes", call)
 
     def destroy(self, infrastructure: str) -> None:
         """Ask IM to destroy an infrastructure; it does so in the background."""

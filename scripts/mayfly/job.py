@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mayfly import images
@@ -13,11 +13,19 @@ from mayfly.display import Display
 from mayfly.failover import Attempt, Cause
 from mayfly.ledger import Ledger
 from mayfly.places import Place, Target
+from mayfly.radl_render import render
+from mayfly.redact import Secret
 from mayfly.run import Run
 from mayfly.run_store import RunStore
 from mayfly.services import Services
 from mayfly.spec import CHECKOUT, ClusterSpec
 from mayfly.spending import Basis
+from mayfly.steps import load_stages
+
+
+def render_training(spec: ClusterSpec, profile: CloudProfile, run: Run) -> str:
+    """The RADL of a training job."""
+    return render(spec, profile, run, load_stages())
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,12 @@ class Job:
     """The user's own machines, where no nodes are made."""
     others: tuple[Job, ...] = ()
     """What to try, in this order, when the provider has no such nodes."""
+    render: Callable[[ClusterSpec, CloudProfile, Run], str] = render_training
+    """Makes the RADL of its nodes."""
+    trains: bool = True
+    """It is a training job, with data that is staged; else its nodes find all in the bucket."""
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    """Values of inputs that only its RADL asks for, by name."""
 
     @property
     def target(self) -> Target:

@@ -13,12 +13,12 @@ from mayfly.images import NoImage
 from mayfly.job import Job, Ready, Tools
 from mayfly.own.machines import Machines
 from mayfly.places import Place
-from mayfly.radl_render import render, write_radl
+from mayfly.radl_render import write_radl
 from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore
 from mayfly.services import Services, local_image, open_machines, open_services
 from mayfly.spec import CHECKOUT, JUICEFS, ClusterSpec
-from mayfly.steps import GROUPS, load_stages
+from mayfly.steps import GROUPS
 
 
 def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
@@ -35,13 +35,14 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
             if job.inventory
             else open_services(spec.cloud, tools.environ, display.say)
         )
-    display.redact = display.redact.knowing(services.secrets)
+    display.redact = display.redact.knowing([*services.secrets, *job.secrets.values()])
     preflight.check_bucket(services.client, str(spec.model.destination))
     preflight.check_store(spec.store, services.s3.endpoint, local=services.platform is not None)
-    _provide_data(job, tools, services, phases)
-    dataset = preflight.check_dataset(services.client, spec.data.source)
-    preflight.check_preprocess(spec, dataset)
-    display.say(f"data: {dataset.uri}, {dataset.describe()}")
+    if job.trains:
+        _provide_data(job, tools, services, phases)
+        dataset = preflight.check_dataset(services.client, spec.data.source)
+        preflight.check_preprocess(spec, dataset)
+        display.say(f"data: {dataset.uri}, {dataset.describe()}")
     with phases.phase("image"):
         job, image, passed = _first_with_image(job, services, tools)
     spec = job.spec
@@ -52,7 +53,7 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
         with phases.phase("machines"):
             services.machines.require_free()
         job = _at_home(job, services.machines)
-    radl = inventory.text(spec, run) if own else render(spec, job.profile, run, load_stages())
+    radl = inventory.text(spec, run) if own else job.render(spec, job.profile, run)
     path = tools.build / (f"{run.id}.vars.yml" if own else f"{run.id}.radl")
     write_radl(radl, path)
     what = "variables" if own else "RADL"
@@ -108,7 +109,8 @@ def image_of(job: Job, services: Services, tools: Tools) -> str:
             return images.resolve(job.spec, job.profile, job.place, job.finder)
         except UserError as error:
             raise NoImage(error.message, error.hint) from error
-    extras = image_extras(job.spec.trainer.engine, job.spec.trainer.runtime)
+    trainer = job.spec.trainer
+    extras = image_extras(trainer.engine, trainer.runtime) if job.trains else ()
     extras += juicefs.image_extras(job.spec.store)
     return local_image(extras, tools.display.say)
 

@@ -36,7 +36,7 @@ def names(nodes: Sequence[Node]) -> dict[str, Node]:
     user's own are ordered by name.
     """
     named: dict[str, Node] = {}
-    for group in ("ps", "worker"):
+    for group in ("head", "ps", "worker"):
         members = sorted((n for n in nodes if n.group == group), key=_order)
         named |= {f"{group}-{index}": node for index, node in enumerate(members)}
     return named

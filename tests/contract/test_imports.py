@@ -13,7 +13,7 @@ CONTROL = ROOT / "scripts/mayfly"
 TRAINING = ROOT / "training"
 
 # The lower layers: what each may import of the package. Modules not named here sit above them.
-BASE = {"errors", "redact", "engines", "unresolved", "run_lock"}
+BASE = {"errors", "redact", "engines", "unresolved", "run_lock", "recipe.elastic"}
 CLOUDS = {"aws", "azure", "egi", "google", "opennebula", "openstack"}
 AUTH = {f"auth.{name}" for name in {"credential", "entry", "find", "token", "web"} | CLOUDS}
 LAYERS = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,16 @@ class Machinist:
     def find(self, text: str) -> list[str]:
         """Return nothing: only this command knows its playbooks."""
         return []
+
+    def add(self, infrastructure: str, radl: str) -> list[str]:
+        """Raises RemoteError: there are the machines of the inventory, and no others."""
+        del radl
+        raise RemoteError(f"no machine can be added to {infrastructure}", "add it to the inventory")
+
+    def remove(self, infrastructure: str, numbers: Sequence[str]) -> None:
+        """Raises RemoteError: the machines are the user's own."""
+        del numbers
+        raise RemoteError(f"no machine can be removed from {infrastructure}", "edit the inventory")
 
     def destroy(self, infrastructure: str) -> None:
         """End the playbooks."""

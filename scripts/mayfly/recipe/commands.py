@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +19,7 @@ from mayfly.console import emit
 from mayfly.errors import RunFailed, UserError
 from mayfly.local.paths import find_paths
 from mayfly.places import find_place
-from mayfly.recipe import look, runs, views
+from mayfly.recipe import look, node_commands, node_logs, node_place, runs, views
 from mayfly.recipe import plan as planning
 from mayfly.recipe.execute import execute
 from mayfly.recipe.load import load
@@ -44,8 +45,19 @@ Store = Annotated[
     typer.Option(help="Bucket, s3://bucket/prefix or directory of runs; else MAYFLY_BUCKET's."),
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Tasks at a time on this machine; its cores when absent.")
+    int | None,
+    typer.Option(min=1, help="Tasks at a time on this machine (its cores), or nodes to wish for."),
 ]
+OnCloud = Annotated[
+    str | None, typer.Option("--cloud", help="Run on nodes of this: a file in radl/clouds/.")
+]
+Budget = Annotated[str | None, typer.Option(help="Most that nodes may cost, such as '5 USD'.")]
+MaxDuration = Annotated[
+    str | None, typer.Option(help="Longest that nodes may run tasks, such as 12h (4h).")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before it costs money.")]
+Here = Annotated[bool, typer.Option("--here", help="On this machine, though it was on nodes.")]
+APPLICATION = "application"
 
 
 @app.command(epilog="Example: mayfly recipe plan recipe.yml --cloud aws")
@@ -76,19 +88,37 @@ def _where(cloud: str | None, region: str | None, given: Path | None) -> plannin
     return planning.Where(profile, found, why)
 
 
-@app.command(epilog="Example: mayfly recipe run recipe.yml --store s3://bucket")
+@app.command(epilog="Example: mayfly recipe run recipe.yml --cloud aws --workers 20")
 def run(
     file: File,
     name: Annotated[str | None, typer.Option(help="Name instead of the recipe's own.")] = None,
     store: Store = None,
     workers: Workers = None,
+    cloud: OnCloud = None,
+    region: Region = None,
+    budget: Budget = None,
+    max_duration: MaxDuration = None,
+    prices: Prices = None,
+    yes: Yes = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run a recipe on this machine, to its end. Ctrl-C leaves a run that `resume` goes on with."""
+    """Run a recipe to its end, on this machine or on nodes that are made for it and destroyed.
+
+    Ctrl-C leaves a run that `resume` goes on with."""
     loaded = load(file, name)
-    place = runs.find_place(loaded.recipe.name, store)
-    _work(runs.create(loaded, place), place, workers, as_json)
+    if cloud is None:
+        place = runs.find_place(loaded.recipe.name, store)
+        _work(runs.create(loaded, place), place, workers, as_json)
+        return
+    wanted = node_commands.Wanted(
+        cloud, workers, region, budget, max_duration, prices, yes, as_json, debug
+    )
+    offer = node_commands.offer_of(loaded, wanted, store)  # before anything is stored
+    node_commands.confirm(offer, wanted)
+    place = node_place.open_place(loaded.recipe.name, cloud, store, os.environ, _say_news)
+    made = runs.create(loaded, place)
+    node_commands.work(made, place, wanted, offer)
 
 
 @app.command(epilog="Example: mayfly recipe resume mnist-search --store s3://bucket")
@@ -99,12 +129,21 @@ def resume(
     ] = None,
     store: Store = None,
     workers: Workers = None,
+    cloud: OnCloud = None,
+    region: Region = None,
+    budget: Budget = None,
+    max_duration: MaxDuration = None,
+    prices: Prices = None,
+    yes: Yes = False,
+    here: Here = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Go on with a run; on another machine its bucket is enough."""
-    place = runs.find_place(run or runs.latest(), store)
-    _work(runs.reopen(place, recipe), place, workers, as_json)
+    given = node_commands.Wanted(
+        cloud, workers, region, budget, max_duration, prices, yes, as_json, debug
+    )
+    _go_on(run, store, given, here=here, recipe=recipe)
 
 
 @app.command(epilog="Example: mayfly recipe rerun mnist-search --failed")
@@ -113,14 +152,59 @@ def rerun(
     failed: Annotated[bool, typer.Option("--failed", help="Those that failed for good.")] = False,
     store: Store = None,
     workers: Workers = None,
+    cloud: OnCloud = None,
+    yes: Yes = False,
+    here: Here = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run failed tasks again, with the same arguments and all their retries."""
     if not failed:
         raise UserError("nothing to run again: finished tasks never are", "add --failed")
-    place = runs.find_place(run or runs.latest(), store)
-    _work(runs.reopen(place), place, workers, as_json, again=True)
+    given = node_commands.Wanted(cloud, workers, yes=yes, as_json=as_json, debug=debug)
+    _go_on(run, store, given, here=here, again=True)
+
+
+def _go_on(
+    run: str | None,
+    store: str | None,
+    given: node_commands.Wanted,
+    *,
+    here: bool,
+    recipe: Path | None = None,
+    again: bool = False,
+) -> None:
+    """Go on with a run where it was before: on nodes, or on this machine."""
+    name = run or runs.latest()
+    noted = node_place.noted(name, os.environ, store)
+    wanted = None if here else node_commands.as_before(given, noted)
+    if wanted is None:
+        place = _place(name, store)
+        _work(runs.reopen(place, recipe), place, given.workers, given.as_json, again=again)
+        return
+    base = store or _base(noted)
+    place = node_place.open_place(name, str(wanted.cloud), base, os.environ, _say_news)
+    found = runs.reopen(place, recipe)
+    offer = node_commands.offer_at(found.recipe, wanted, place.store.address)
+    node_commands.confirm(offer, wanted)
+    if again:
+        _say_news(f"{node_commands.forgive(place)} tasks run again")
+    node_commands.work(found, place, wanted, offer)
+
+
+def _base(noted: Mapping[str, Any] | None) -> str | None:
+    """The bucket and prefix of a run that this machine knows."""
+    return noted["address"].rpartition(f"/{runs.PREFIX}/")[0] if noted else None
+
+
+def _place(run: str | None, store: str | None) -> runs.Place:
+    """Where a run lies, whose nodes may have S3 keys of their own."""
+    return node_place.find(run or runs.latest(), store, os.environ, _say_news)
+
+
+def _say_news(text: str) -> None:
+    if not text.endswith("reused"):
+        sys.stderr.write(f"{text}\n")
 
 
 @app.command(epilog="Example: mayfly recipe status")
@@ -128,7 +212,7 @@ def status(
     run: RunName = None, store: Store = None, as_json: Json = False, debug: Debug = False
 ) -> None:
     """Show where a run is."""
-    place = runs.find_place(run or runs.latest(), store)
+    place = _place(run, store)
     document = look.status(runs.reopen(place), place, runs.open_ledger(place))
     emit(document, views.status_view(document), as_json=as_json)
 
@@ -144,7 +228,7 @@ def results(
     debug: Debug = False,
 ) -> None:
     """Show what tasks have found, the best first."""
-    place = runs.find_place(run or runs.latest(), store)
+    place = _place(run, store)
     document = look.results(runs.reopen(place), place, runs.open_ledger(place), experiment)
     if as_csv and not as_json:
         print(look.as_csv(document), end="")
@@ -155,20 +239,40 @@ def results(
 
 @app.command(epilog="Example: mayfly recipe logs train/12 --follow")
 def logs(
-    task: Annotated[str, typer.Argument(help="Task, such as train/12.")],
+    task: Annotated[
+        str | None, typer.Argument(metavar="[TASK]", help="Task, such as train/12.")
+    ] = None,
     run: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    node: Annotated[str | None, typer.Option(help="A node's log, and no task's.")] = None,
+    kind: Annotated[
+        str, typer.Option(help="application, or of nodes: utilisation, journal.")
+    ] = APPLICATION,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until it ends.")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", help="Its standard error.")] = False,
     store: Store = None,
     debug: Debug = False,
 ) -> None:
-    """Show what a task has printed; while it runs, too."""
-    place = runs.find_place(run or runs.latest(), store)
-    found = look.find_task(task, runs.reopen(place))
-    stream = "stderr" if stderr else "stdout"
-    for piece in look.log(found, stream, place, runs.open_ledger(place), follow):
+    """Show what a task has printed, while it runs, too; or what a node was busy with meanwhile, and
+    its system's journal."""
+    place = _place(run, store)
+    for piece in _pieces(place, task, node, kind, "stderr" if stderr else "stdout", follow):
         sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
+
+
+def _pieces(
+    place: runs.Place, task: str | None, node: str | None, kind: str, stream: str, follow: bool
+) -> Iterator[bytes]:
+    """The log that is asked for. Raises UserError."""
+    if (task is None) == (node is None):
+        advice = "such as train/12, or --node worker-1 with --kind utilisation"
+        raise UserError("a log is of a task or of a node: name one of them", advice)
+    if node is not None:
+        return node_logs.read(node, kind, place)
+    found = look.find_task(str(task), runs.reopen(place))
+    if kind == APPLICATION:
+        return look.log(found, stream, place, runs.open_ledger(place), follow)
+    return node_logs.of_task(found, kind, place, runs.open_ledger(place))
 
 
 @app.command(epilog="Example: mayfly recipe cancel mnist-search")
@@ -176,7 +280,7 @@ def cancel(
     run: RunName = None, store: Store = None, as_json: Json = False, debug: Debug = False
 ) -> None:
     """End a run and what it runs; `resume` goes on with it all the same."""
-    place = runs.find_place(run or runs.latest(), store)
+    place = _place(run, store)
     runs.reopen(place)
     alive = lock.is_held(place.store)
     place.store.write(names.CANCEL, to_bytes({}))
