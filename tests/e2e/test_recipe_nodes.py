@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import time
 from typing import Any
@@ -19,8 +20,8 @@ import testenv
 from mayfly.local import platform as local
 
 pytestmark = pytest.mark.slow
-NAME = "e2e-nodes"
-TASKS = 48
+NAME = f"e2e-nodes-{secrets.token_hex(3)}"  # the bucket outlives the tests
+TASKS = 60
 RECIPE = f"""
 name: {NAME}
 experiments:

@@ -133,6 +133,20 @@ def test_an_im_that_does_not_answer_changes_nothing(ledger: Ledger):
     assert actions(ledger) == []
 
 
+def test_a_node_that_im_has_lost_sight_of_is_given_up_when_the_head_has_too(ledger: Ledger):
+    im, clock = FakeIM({"0": "configured", "1": "configured", "2": "unknown"}), FakeClock()
+    im.infrastructure = "unknown"
+    mine = fleet(im, ledger, clock)
+    for _ in range(30):
+        mine.look(progress(worker_1=1, worker_2=1))
+        clock.sleep(EVERY_S)
+    assert im.removed == [], "it works on, whatever IM sees"
+    for _ in range(32):
+        mine.look(progress(worker_1=1))
+        clock.sleep(EVERY_S)
+    assert im.removed == ["2"]
+
+
 def test_idle_nodes_go_when_little_is_left(ledger: Ledger):
     im, clock = FakeIM({"0": "configured", "1": "configured", "2": "configured"}), FakeClock()
     mine = fleet(im, ledger, clock)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 GONE = ("off", "failed", "stopped", "unconfigured")  # as IM calls nodes that will not work any more
 UP = "configured"
+UNKNOWN = (
+    "unknown"  # for a moment when a cloud does not answer, and for ever of what it has no more
+)
 IDLE_S = 60.0  # a node that has had nothing to do for so long is removed
 MISSING_S = 300.0  # a node that the head does not see for so long is given up
 BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 900.0
@@ -26,7 +29,7 @@ class Node:
     idle_s: float = 0.0
     """For how long the head has seen it without a task."""
     missing_s: float = 0.0
-    """For how long it was configured, and the head has not seen it."""
+    """For how long the head has not seen it, though it is configured or of unknown state."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from mayfly.im import Manager
 from mayfly.im import Node as ImNode
 from mayfly.ledger import Ledger
 from mayfly.recipe.cluster import WORKER, more_nodes
-from mayfly.recipe.elastic import GONE, UP, Actions, Clocks, Node, Situation, decide
+from mayfly.recipe.elastic import GONE, UNKNOWN, UP, Actions, Clocks, Node, Situation, decide
 
 EVERY_S = 10.0
 
@@ -59,7 +59,7 @@ class Fleet:
         found = [node for node in self.im.nodes(self.infrastructure) if node.group == WORKER]
         seen: Mapping[str, Mapping[str, int]] = progress.get("nodes", {})
         idle = {n.name: n.name in seen and not seen[n.name]["running"] for n in found}
-        missing = {n.name: n.state == UP and n.name not in seen for n in found}
+        missing = {n.name: n.state in (UP, UNKNOWN) and n.name not in seen for n in found}
         idle_s, missing_s = self._idle.update(idle, now), self._missing.update(missing, now)
         self._judge(found)
         return Situation(
