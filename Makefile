@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev lint test test-unit test-molecule test-ec2 test-e2e test-all bench bench-staging bench-input bench-scaling \
-        bench-deploy bench-memory bench-ddp bench-engines bench-launchers bench-preprocess bench-killpoints bench-recipes soak docs docs-check \
+        bench-deploy bench-memory bench-ddp bench-engines bench-launchers bench-preprocess bench-killpoints bench-recipes bench-faults soak docs docs-check \
         goldens build check plan deploy status destroy verify-clean gc local-up local-down local-status clean
 
 BIN := .venv/bin
@@ -113,6 +113,9 @@ bench-engines: setup-dev ## Each engine with one worker and with two, one core e
 
 bench-recipes: setup-dev ## Recipes on this machine's processes beside raw Dask; AWS_* and MAYFLY_BENCH_BUCKET for S3
 	@$(BIN)/python tests/bench/recipes.py
+
+bench-faults: setup-dev ## N=40 random faults over a recipe of 500 tasks, in network namespaces; needs root
+	@$(BIN)/python tests/bench/faults_recipes.py
 
 bench-preprocess: setup-dev ## Preprocessing by one node beside all nodes together, RUNS=5
 	@$(TESTENV) $(BIN)/python tests/bench/preprocess.py $(RUNS)

@@ -126,7 +126,7 @@ def expand() -> dict[str, Any]:
     """A million samples of the search in tests/unit/recipes/ours.yml."""
     search = load(ROOT / "tests/unit/recipes/ours.yml").recipe.experiment("train")
     million = Experiment(**{**vars(search), "samples": 1_000_000})
-    began = time.monotonic()
+    began, busy = time.monotonic(), time.process_time()
     tasks = Expansion(million, Context("s3://bucket/run/data", {}, {})).tasks()
     next(tasks)
     first, before = time.monotonic() - began, peak_mib()
@@ -136,7 +136,7 @@ def expand() -> dict[str, Any]:
         "tasks": count,
         "first_s": round(first, 4),
         "tasks_per_s": round(count / spent),
-        "tasks_per_cpu_s": round(count / time.process_time()),
+        "tasks_per_cpu_s": round(count / (time.process_time() - busy)),
         "memory_grew_mib": round(peak_mib() - before, 1),
     }
 

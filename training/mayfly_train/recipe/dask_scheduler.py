@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from distributed import Scheduler
 
 from mayfly_train.recipe import dask_settings, process, versions
 from mayfly_train.recipe.store import open_store
+
+CLOSE_S = 2.0  # for goodbyes: a silent worker would hold it up, and the next one wants the port
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,11 +47,13 @@ async def _serve(args: argparse.Namespace) -> None:
         # Without the dashboard there is an HTTP server still, which would listen everywhere.
         dashboard_address="127.0.0.1:0",
     )
-    async with scheduler:
-        new = args.address_file.with_suffix(".new")
-        new.write_text(scheduler.address)
-        new.replace(args.address_file)
-        await ended.wait()
+    await scheduler
+    new = args.address_file.with_suffix(".new")
+    new.write_text(scheduler.address)
+    new.replace(args.address_file)
+    await ended.wait()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(scheduler.close(), CLOSE_S)
 
 
 if __name__ == "__main__":

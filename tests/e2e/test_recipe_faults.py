@@ -1,0 +1,29 @@
+"""Recipes whose machines fail, in network namespaces; `tests/bench/faults_recipes.py` has more."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.bench import faults_recipes
+
+
+@pytest.fixture(scope="module")
+def tools(platform):  # which installs ip where it is missing
+    assert platform
+
+
+def test_three_faults_lose_nothing_and_run_nothing_again(tools):
+    """A killed worker, a dropped link and a killed head over sixty tasks."""
+    kinds = ["kill", "link", "head"]
+    found = faults_recipes.measure(kinds, random.Random(7), tasks=60, task_s=1)
+    assert found["kinds"] == {"kill": 1, "link": 1, "head": 1}, found
+    assert (found["accepted"], found["lost"], found["reruns_of_finished"]) == (60, 0, 0), found
+
+
+def test_a_silent_node_is_given_up_within_half_a_minute(tools):
+    """No packet comes or goes, and no connection is closed: its link is down."""
+    found = faults_recipes.measure(["link"], random.Random(7), tasks=5, task_s=40)
+    assert (found["accepted"], found["lost"]) == (5, 0), found
+    (after_s,) = found["silent_given_up_s"]
+    assert after_s < 30, found
