@@ -15,6 +15,11 @@ import pytest
 
 from mayfly_train.errors import NodeError
 from mayfly_train.recipe import process, tls
+from mayfly_train.recipe.attempt import Job
+from mayfly_train.recipe.dask_engine import DaskEngine
+from mayfly_train.recipe.document import Hardware
+from mayfly_train.recipe.expand import Task
+from mayfly_train.recipe.here import Machine
 from mayfly_train.recipe.nursery import Child, Nursery
 from mayfly_train.recipe.store import DirectoryStore
 
@@ -79,6 +84,29 @@ def test_without_its_nursery_nothing_is_started(nursery: Nursery, tmp_path: Path
     eventually(lambda: not child.is_alive())
     with pytest.raises(NodeError, match="the engine's worker cannot be started here"):
         nursery.start("worker", [], tmp_path / "log")
+
+
+def test_a_worker_whose_scheduler_is_gone_ends_with_its_task(tmp_path: Path):
+    """At once, and not when the task has ended: another head waits for it."""
+    machine = Machine(tmp_path / "machine", str(tmp_path / "store"), workers=1)
+    machine.start()
+    engine = DaskEngine(machine.scheduler, machine.tls)
+    try:
+        eventually(lambda: len(engine.members()) == 1)
+        file = tmp_path / "task"
+        task = Task("only", 0, {}, [["sh", "-c", f"echo $$ > {file}; exec sleep 600"]], {})
+        engine.submit([Job("a-1", task.to_json(), "", "", "result.json")], Hardware())
+        eventually(lambda: file.exists() and bool(file.read_text().strip()))
+        worker, scheduler = machine.processes[0], machine._scheduler
+        assert scheduler is not None
+        os.kill(scheduler.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        eventually(lambda: not worker.is_alive())
+        assert time.monotonic() - killed < 20
+        assert not is_running(int(file.read_text()))
+    finally:
+        engine.close()
+        machine.stop()
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.3, 1.0])

@@ -25,6 +25,7 @@ from mayfly_train.recipe.attempt import Node
 from mayfly_train.recipe.store import open_store
 
 END_S = process.GRACE_S + 5
+LOOK_S = 0.2
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,7 +90,7 @@ async def _serve(args: argparse.Namespace, node: Node) -> None:
     )
     dask_task.start(node, lambda news: worker.log_event(dask_settings.TOPIC, news))
     async with worker:
-        waits = [asyncio.ensure_future(each) for each in (ended.wait(), worker.finished())]
+        waits = [asyncio.ensure_future(each) for each in (ended.wait(), _closes(worker))]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if worker.status == Status.running:
             worker.status = Status.paused  # what has not begun is for others
@@ -97,6 +98,13 @@ async def _serve(args: argparse.Namespace, node: Node) -> None:
         deadline = time.monotonic() + END_S
         while dask_task.Here.running and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
+
+
+async def _closes(worker: Worker) -> None:
+    """Wait until a worker begins to close, as it does when its scheduler is gone. It has closed
+    only when what it runs has ended, half a minute later at most."""
+    while worker.status in (Status.running, Status.paused):
+        await asyncio.sleep(LOOK_S)
 
 
 if __name__ == "__main__":
