@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mayfly.clouds import load_cloud
 from mayfly.errors import UserError
 from mayfly.recipe import cluster
 from mayfly_train.recipe.document import Experiment, Hardware, Recipe
@@ -82,3 +83,10 @@ def test_limits_come_from_the_command_line():
 def test_a_long_name_is_cut_where_a_run_may_end():
     long = Recipe("a" * 28 + "-search", recipe(Hardware()).experiments)
     assert spec(long).name == "a" * 28
+
+
+def test_containers_of_one_machine_are_few_unless_asked_for():
+    local, aws = load_cloud("local"), load_cloud("aws")
+    assert [cluster.wish_of(None, 100, cloud) for cloud in (local, aws)] == [2, 100]
+    assert [cluster.wish_of(8, 100, cloud) for cloud in (local, aws)] == [8, 8]
+    assert cluster.wish_of(None, 1, local) == 1

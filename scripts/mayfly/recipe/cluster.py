@@ -32,6 +32,7 @@ FRAMEWORKS = {
 RUNTIME = "/opt/mayfly/runtime/bin"
 NAME_LENGTH = 29
 FROM_ENVIRONMENT = ("region", "image", "budget")
+MOST_HERE = 2
 MORE = "network public\nnetwork private\nsystem worker\ndeploy worker {count}\n"
 
 
@@ -82,6 +83,14 @@ class Cluster:
             "engine_gpus": shape.wants_gpus(self.recipe),
             **({"engine_path": [RUNTIME], "runtime_framework": framework} if framework else {}),
         }
+
+
+def wish_of(given: int | None, planned: int, profile: CloudProfile) -> int:
+    """How many workers are wished for: as many as were asked for, else as many as the recipe has
+    use for; of containers, which share this machine's cores, a few."""
+    if given:
+        return given
+    return min(planned, MOST_HERE) if profile.instances == "none" else planned
 
 
 def more_nodes(count: int) -> str:
@@ -142,6 +151,7 @@ def spec_of(
             "put them into groups head and worker, and run ansible-playbook mayfly.training.recipe",
         )
     framework_of(recipe)
+    may_be_spot = wanted.spot and profile.instances != "none"
     known = environment_settings(environ)
     environment = {name: known[name] for name in FROM_ENVIRONMENT if name in known}
     flags = {
@@ -154,7 +164,7 @@ def spec_of(
         "nodes.worker.count": options.workers,
         "nodes.worker.instance": wanted.instance or _type(wanted, profile),
         "nodes.worker.gpu": wanted.gpus or None,
-        "nodes.worker.spot": "prefer" if wanted.spot else None,
+        "nodes.worker.spot": "prefer" if may_be_spot else None,
         "trainer.engine": "command",
         "trainer.command": ["mayfly", "recipe", "resume", recipe.name],
         "tensorboard": False,

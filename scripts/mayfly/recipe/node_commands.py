@@ -75,15 +75,16 @@ def as_before(given: Wanted, noted: Mapping[str, Any] | None) -> Wanted | None:
 def offer_of(loaded: Loaded, wanted: Wanted, store: str | None) -> Offer:
     """The nodes of a recipe and their price, before anything of it is stored. Raises UserError."""
     planned = planning.make_plan(loaded, planning.Where())
-    wanted = replace(wanted, workers=wanted.workers or planned["nodes"])
     profile = load_cloud(str(wanted.cloud))
+    wanted = replace(wanted, workers=cluster.wish_of(wanted.workers, planned["nodes"], profile))
     base = node_place.bucket_of(profile, store, os.environ)
     return offer_at(loaded.recipe, wanted, f"{base}/{runs.PREFIX}/{loaded.recipe.name}")
 
 
 def offer_at(recipe: Recipe, wanted: Wanted, address: str) -> Offer:
     """The nodes for a run at an address, and their price. Raises UserError."""
-    workers = wanted.workers or max(each.workers or WORKERS for each in recipe.experiments)
+    planned = max(each.workers or WORKERS for each in recipe.experiments)
+    workers = cluster.wish_of(wanted.workers, planned, load_cloud(str(wanted.cloud)))
     spec = cluster.spec_of(recipe, address, wanted.options(workers), os.environ)
     spec, profile = completed(spec, os.environ)
     return make_offer(spec, profile, OfferOptions(prices=wanted.prices), around())
