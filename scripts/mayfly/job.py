@@ -48,6 +48,8 @@ class Job:
     """Makes the RADL of its nodes."""
     trains: bool = True
     """It is a training job, with data that is staged; else its nodes find all in the bucket."""
+    extras: tuple[str, ...] = ()
+    """Parts of CLOUD=local's node image that it needs, when it does not train."""
     secrets: Mapping[str, Secret] = field(default_factory=dict)
     """Values of inputs that only its RADL asks for, by name."""
 

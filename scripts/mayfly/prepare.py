@@ -110,7 +110,7 @@ def image_of(job: Job, services: Services, tools: Tools) -> str:
         except UserError as error:
             raise NoImage(error.message, error.hint) from error
     trainer = job.spec.trainer
-    extras = image_extras(trainer.engine, trainer.runtime) if job.trains else ()
+    extras = image_extras(trainer.engine, trainer.runtime) if job.trains else job.extras
     extras += juicefs.image_extras(job.spec.store)
     return local_image(extras, tools.display.say)
 

@@ -78,9 +78,17 @@ def test_when_there_is_no_room_for_all_fewer_nodes_will_do(tmp_path: Path):
     following = OnNodes(cluster.Cluster(recipe, "s3://bucket/x"), DirectoryStore(tmp_path), 20)
     job = carrying(Job(spec, load_cloud("local")), following)
     assert [each.spec.count("worker") for each in job.others] == [10, 5, 2, 1]
+    assert job.extras == ()
     assert not job.trains and all(not each.trains for each in job.others)
     (secret,) = {each.secrets[cluster.TLS].reveal() for each in (job, *job.others)}
     assert secret not in repr(job)
+
+
+def test_the_node_image_has_the_framework_of_a_recipe(tmp_path: Path):
+    recipe = Recipe("search", (Experiment("e", ("true",)),), image="tensorflow-2.21")
+    spec = cluster.spec_of(recipe, "s3://bucket/r", cluster.Options("local", 1), {})
+    following = OnNodes(cluster.Cluster(recipe, "s3://bucket/r"), DirectoryStore(tmp_path), 1)
+    assert carrying(Job(spec, load_cloud("local")), following).extras == ("tensorflow2",)
 
 
 def test_failed_tasks_are_forgiven_where_the_next_head_reads(tmp_path: Path):

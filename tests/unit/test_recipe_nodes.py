@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -29,7 +32,7 @@ from mayfly_train.recipe.engine import Member
 from mayfly_train.recipe.ledger import Ledger
 from mayfly_train.recipe.progress import Progress, nodes, tasks_left
 from mayfly_train.recipe.store import DirectoryStore, read_json, to_bytes
-from unit.recipe_fakes import Lab
+from unit.recipe_fakes import Lab, python
 
 
 def recipe(*hardware: Hardware) -> Recipe:
@@ -237,3 +240,53 @@ def test_a_frameworks_python_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert Lab(tmp_path).node().environment[b"PATH"].split(b":")[0] == own
     assert not [name for name in Lab(tmp_path).node().environment if name.startswith(b"MAYFLY")]
     assert os.environ.get("MAYFLY_PATH") is None
+
+
+# --- the processes themselves, which have nothing in common but the store ---
+
+
+def start(module: str, *more: str, on: Path) -> subprocess.Popen[bytes]:
+    words = ["--store", str(on / "store"), "--host", "127.0.0.1", "--tls", str(on / "tls"), *more]
+    command = [sys.executable, "-m", f"mayfly_train.recipe.{module}", *words]
+    with (on / f"{module}.log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+
+def test_head_and_worker_meet_in_the_store_and_a_killed_head_comes_again(tmp_path: Path):
+    lab = Lab(tmp_path)
+    number = Parameter("number", "integers", low=0, high=11)
+    work = python("import sys, time; time.sleep(0.3); print(sys.argv[1])")
+    run = lab.run(Experiment("e", (f"{work} {{{{number}}}}",), (number,)))
+    run.store.write(names.RUN, to_bytes({"recipe": run.recipe.to_json(), "source": ""}))
+    assert run.store.address == str(tmp_path / "store")
+    tls.make(tmp_path / "tls", "r")
+    state = ("--state", str(tmp_path / "state"))
+    node = ("--scratch", str(tmp_path / "scratch"), "--node", "worker-1", "--slots", "2")
+    worker = start("node_worker", *node, on=tmp_path)
+    head = start("node_head", *state, on=tmp_path)
+    try:
+        deadline = time.monotonic() + 90
+        while len(run.store.names(names.DONE)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(head.pid, signal.SIGKILL)
+        head.wait()
+        before = set(run.store.names(names.DONE))
+        assert 3 <= len(before) < 12, (tmp_path / "node_head.log").read_text()
+        head = start("node_head", *state, on=tmp_path)
+        assert worker.wait(60) == 0, "it has lost its head, and is to be started again"
+        worker = start("node_worker", *node, on=tmp_path)
+        assert head.wait(90) == 0, (tmp_path / "node_head.log").read_text()
+        assert worker.wait(60) == 0
+        worker = start("node_worker", *node, on=tmp_path)
+        assert worker.wait(60) == node_worker.OVER
+    finally:
+        for each in (head, worker):
+            if each.poll() is None:
+                os.killpg(each.pid, signal.SIGKILL)
+                each.wait()
+    assert read_json(run.store, names.ENDED)["outcome"] == "succeeded"
+    assert len(run.store.names(names.DONE)) == 12
+    markers = [read_json(run.store, name) for name in run.store.names(names.DONE)]
+    assert all(shape.node_of(marker["node"]) == "worker-1" for marker in markers)
+    assert read_json(run.store, names.PROGRESS)["left"] == 0
+    assert Ledger(tmp_path / "state/ledger.sqlite").states("e") == {"done": 12}

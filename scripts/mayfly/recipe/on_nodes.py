@@ -16,9 +16,10 @@ from mayfly.configuring import configure
 from mayfly.deploy import deploy
 from mayfly.display import Phases
 from mayfly.ending import Outcome
+from mayfly.engines import COMMAND, image_extras
 from mayfly.errors import LimitReached, RemoteError, RunFailed
 from mayfly.job import Job, Ready, Tools
-from mayfly.recipe.cluster import HEAD, TLS, Cluster
+from mayfly.recipe.cluster import HEAD, TLS, Cluster, framework_of
 from mayfly.recipe.elastic import GONE
 from mayfly.recipe.execute import progress as line_of
 from mayfly.recipe.fleet import Fleet
@@ -63,7 +64,14 @@ def run_on_nodes(job: Job, following: OnNodes, tools: Tools) -> Outcome:
 def carrying(job: Job, following: OnNodes) -> Job:
     """The job with what its nodes are for; when there is no room for all, fewer nodes will do."""
     keys = Secret(tls.bundle(following.cluster.recipe.name))
-    job = replace(job, render=following.cluster.render, trains=False, secrets={TLS: keys})
+    framework = framework_of(following.cluster.recipe)
+    job = replace(
+        job,
+        render=following.cluster.render,
+        trains=False,
+        extras=image_extras(COMMAND, framework) if framework else (),
+        secrets={TLS: keys},
+    )
     fewer, count = [], job.spec.count("worker")
     while count > 1:
         count //= 2
