@@ -12,9 +12,10 @@ from mayfly.clouds import load_cloud
 from mayfly.errors import UserError
 from mayfly.job import Job
 from mayfly.recipe import cluster, node_logs, node_place, runs
-from mayfly.recipe.node_commands import Wanted, as_before, forgive
+from mayfly.recipe.node_commands import forgive
 from mayfly.recipe.on_nodes import OnNodes, carrying
 from mayfly.recipe.runs import Place
+from mayfly.recipe.wanted import Wanted, as_before
 from mayfly_train.recipe import names, tls
 from mayfly_train.recipe.document import Experiment, Recipe
 from mayfly_train.recipe.expand import Context, Expansion

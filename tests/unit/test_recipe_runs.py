@@ -407,4 +407,7 @@ def test_recipes_do_not_load_what_they_do_not_need(folder: Path):
     assert done.returncode == 2 and "cannot read the recipe none" in done.stderr
     loaded = set(done.stdout.split())
     assert "mayfly.recipe.commands" in loaded
-    assert loaded & {"mayfly.cli", "openstack", "distributed", "numpy", "optuna"} == set()
+    assert (
+        loaded & {"mayfly.cli", "mayfly.services", "openstack", "distributed", "numpy", "optuna"}
+        == set()
+    )

@@ -19,10 +19,11 @@ from mayfly.console import emit
 from mayfly.errors import RunFailed, UserError
 from mayfly.local.paths import find_paths
 from mayfly.places import find_place
-from mayfly.recipe import look, node_commands, node_logs, node_place, runs, views
+from mayfly.recipe import look, node_logs, node_place, runs, views
 from mayfly.recipe import plan as planning
 from mayfly.recipe.execute import execute
 from mayfly.recipe.load import load
+from mayfly.recipe.wanted import Wanted, as_before
 from mayfly.spec import validate
 from mayfly_train.recipe import lock, names
 from mayfly_train.recipe.head import SUCCEEDED, Run
@@ -111,9 +112,9 @@ def run(
         place = runs.find_place(loaded.recipe.name, store)
         _work(runs.create(loaded, place), place, workers, as_json)
         return
-    wanted = node_commands.Wanted(
-        cloud, workers, region, budget, max_duration, prices, yes, as_json, debug
-    )
+    wanted = Wanted(cloud, workers, region, budget, max_duration, prices, yes, as_json, debug)
+    from mayfly.recipe import node_commands  # noqa: PLC0415 (a head on this machine needs none of it)
+
     offer = node_commands.offer_of(loaded, wanted, store)  # before anything is stored
     node_commands.confirm(offer, wanted)
     place = node_place.open_place(loaded.recipe.name, cloud, store, os.environ, _say_news)
@@ -140,9 +141,7 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Go on with a run; on another machine its bucket is enough."""
-    given = node_commands.Wanted(
-        cloud, workers, region, budget, max_duration, prices, yes, as_json, debug
-    )
+    given = Wanted(cloud, workers, region, budget, max_duration, prices, yes, as_json, debug)
     _go_on(run, store, given, here=here, recipe=recipe)
 
 
@@ -161,14 +160,14 @@ def rerun(
     """Run failed tasks again, with the same arguments and all their retries."""
     if not failed:
         raise UserError("nothing to run again: finished tasks never are", "add --failed")
-    given = node_commands.Wanted(cloud, workers, yes=yes, as_json=as_json, debug=debug)
+    given = Wanted(cloud, workers, yes=yes, as_json=as_json, debug=debug)
     _go_on(run, store, given, here=here, again=True)
 
 
 def _go_on(
     run: str | None,
     store: str | None,
-    given: node_commands.Wanted,
+    given: Wanted,
     *,
     here: bool,
     recipe: Path | None = None,
@@ -177,11 +176,13 @@ def _go_on(
     """Go on with a run where it was before: on nodes, or on this machine."""
     name = run or runs.latest()
     noted = node_place.noted(name, os.environ, store)
-    wanted = None if here else node_commands.as_before(given, noted)
+    wanted = None if here else as_before(given, noted)
     if wanted is None:
         place = _place(name, store)
         _work(runs.reopen(place, recipe), place, given.workers, given.as_json, again=again)
         return
+    from mayfly.recipe import node_commands  # noqa: PLC0415 (as above)
+
     base = store or _base(noted)
     place = node_place.open_place(name, str(wanted.cloud), base, os.environ, _say_news)
     found = runs.reopen(place, recipe)

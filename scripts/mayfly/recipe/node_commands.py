@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import typer
@@ -29,47 +27,11 @@ from mayfly.recipe import views as recipe_views
 from mayfly.recipe.load import Loaded
 from mayfly.recipe.model import WORKERS
 from mayfly.recipe.on_nodes import OnNodes, run_on_nodes
+from mayfly.recipe.wanted import NOTED, Wanted
 from mayfly.spending import Basis
 from mayfly_train.recipe import names
 from mayfly_train.recipe.document import Recipe
 from mayfly_train.recipe.head import SUCCEEDED, Run
-
-NOTED = ("workers", "region", "budget", "max_duration")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the command line says."""
-
-    cloud: str | None
-    workers: int | None = None
-    region: str | None = None
-    budget: str | None = None
-    max_duration: str | None = None
-    prices: Path | None = None
-    yes: bool = False
-    as_json: bool = False
-    debug: bool = False
-
-    def options(self, workers: int) -> cluster.Options:
-        """The same for the spec of the nodes."""
-        return cluster.Options(
-            str(self.cloud), workers, self.region, self.budget, self.max_duration
-        )
-
-
-def as_before(given: Wanted, noted: Mapping[str, Any] | None) -> Wanted | None:
-    """What a run goes on with: what is given, else what it was started with here. None for a run
-    on this machine."""
-    if given.cloud is None and noted is None:
-        return None
-    if given.cloud is not None and (noted is None or given.cloud != noted["cloud"]):
-        return given
-    kept = noted or {}
-    changes: dict[str, Any] = {
-        name: kept.get(name) for name in NOTED if getattr(given, name) is None
-    }
-    return replace(given, cloud=kept["cloud"], **changes)
 
 
 def offer_of(loaded: Loaded, wanted: Wanted, store: str | None) -> Offer:
@@ -85,7 +47,10 @@ def offer_at(recipe: Recipe, wanted: Wanted, address: str) -> Offer:
     """The nodes for a run at an address, and their price. Raises UserError."""
     planned = max(each.workers or WORKERS for each in recipe.experiments)
     workers = cluster.wish_of(wanted.workers, planned, load_cloud(str(wanted.cloud)))
-    spec = cluster.spec_of(recipe, address, wanted.options(workers), os.environ)
+    options = cluster.Options(
+        str(wanted.cloud), workers, wanted.region, wanted.budget, wanted.max_duration
+    )
+    spec = cluster.spec_of(recipe, address, options, os.environ)
     spec, profile = completed(spec, os.environ)
     return make_offer(spec, profile, OfferOptions(prices=wanted.prices), around())
 

@@ -16,7 +16,6 @@ from mayfly.errors import UserError
 from mayfly.local.paths import find_paths
 from mayfly.recipe import runs
 from mayfly.recipe.runs import PREFIX, Place
-from mayfly.services import open_services
 
 NOTE = "nodes.json"
 Say = Callable[[str], None]
@@ -32,8 +31,15 @@ def open_place(
     """
     profile = load_cloud(cloud)
     base = bucket_of(profile, store, environ)
-    settings = open_services(cloud, environ, say, need_im=False).s3
+    settings = _s3_of(cloud, environ, say)
     return _place(f"{base}/{PREFIX}/{name}", name, settings, environ)
+
+
+def _s3_of(cloud: str, environ: MutableMapping[str, str], say: Say) -> S3Settings:
+    """The S3 settings of a cloud, whose services are started where they are missing."""
+    from mayfly.services import open_services  # noqa: PLC0415 (a run on this machine needs none)
+
+    return open_services(cloud, environ, say, need_im=False).s3
 
 
 def bucket_of(profile: CloudProfile, store: str | None, environ: Mapping[str, str]) -> str:
@@ -87,5 +93,5 @@ def find(name: str, store: str | None, environ: MutableMapping[str, str], say: S
     kept = noted(name, environ, store)
     if kept is None:
         return runs.find_place(name, store, environ)
-    settings = open_services(kept["cloud"], environ, say, need_im=False).s3
+    settings = _s3_of(kept["cloud"], environ, say)
     return _place(kept["address"], name, settings, environ)
