@@ -17,7 +17,7 @@ from mayfly.radl_render import write_radl
 from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore
 from mayfly.services import Services, local_image, open_machines, open_services
-from mayfly.spec import CHECKOUT, JUICEFS, ClusterSpec
+from mayfly.spec import CHECKOUT, JUICEFS
 from mayfly.steps import GROUPS
 
 
@@ -57,7 +57,7 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     path = tools.build / (f"{run.id}.vars.yml" if own else f"{run.id}.radl")
     write_radl(radl, path)
     what = "variables" if own else "RADL"
-    display.say(f"run {run.id}: {_nodes(spec)} on {job.profile.title}; {what} in {path}")
+    display.say(f"run {run.id}: {_nodes(job)} on {job.profile.title}; {what} in {path}")
     store = RunStore(services.client, uri)
     return Ready(job, run, uri, services, store, radl, path, passed)
 
@@ -115,9 +115,10 @@ def image_of(job: Job, services: Services, tools: Tools) -> str:
     return local_image(extras, tools.display.say)
 
 
-def _nodes(spec: ClusterSpec) -> str:
-    groups = [f"{spec.count(group)} {group}" for group in GROUPS if spec.count(group)]
-    return f"{' + '.join(groups)} nodes"
+def _nodes(job: Job) -> str:
+    names = {"ps": "ps" if job.trains else "head", "worker": "worker"}
+    counts = ((job.spec.count(group), names[group]) for group in GROUPS)
+    return f"{' + '.join(f'{count} {name}' for count, name in counts if count)} nodes"
 
 
 def register(ready: Ready, tools: Tools) -> None:
