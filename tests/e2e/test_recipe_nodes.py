@@ -21,7 +21,7 @@ from mayfly.local import platform as local
 
 pytestmark = pytest.mark.slow
 NAME = f"e2e-nodes-{secrets.token_hex(3)}"  # the bucket outlives the tests
-TASKS = 60
+TASKS = 120  # they last until the node has come that replaces the killed one
 RECIPE = f"""
 name: {NAME}
 experiments:
@@ -112,7 +112,7 @@ def test_it_ends_well_and_nothing_is_left(job, platform):
     assert job["document"]["leftovers"] == 0
     assert nodes(platform) == [] and networks(platform) == []
     run = job["document"]["run"]
-    assert mayfly("verify-clean", run).code == 0
+    assert mayfly("verify-clean", run, "--json").code == 0
     states = {each["run"]: each["state"] for each in mayfly("ls", "--json").document["runs"]}
     assert states[run] == "destroyed"
 

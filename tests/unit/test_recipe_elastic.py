@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mayfly.recipe.elastic import (
     IDLE_S,
     LONGEST_BACKOFF_S,
+    MAKING_S,
     MISSING_S,
     Actions,
     Clocks,
@@ -46,6 +49,12 @@ def test_a_node_that_the_head_has_not_seen_for_long_is_lost():
     assert decide(Situation(2, 100, 2, (*nodes(UP), silent))) == Actions(("2",), 1)
     slow = Node("2", "worker-2", UP, missing_s=MISSING_S - 1)
     assert decide(Situation(2, 100, 2, (*nodes(UP), slow))).nothing
+
+
+def test_a_node_that_is_never_configured_is_lost():
+    slow = Node("2", "worker-2", "running", making_s=MAKING_S)
+    assert decide(Situation(2, 100, 2, (*nodes(UP), slow), busy=True)) == Actions(("2",))
+    assert decide(Situation(2, 100, 2, (*nodes(UP), replace(slow, making_s=MAKING_S - 1)))).nothing
 
 
 def test_a_state_that_passes_is_waited_for():

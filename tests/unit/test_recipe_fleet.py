@@ -30,6 +30,11 @@ class FakeIM:
     refusal: str = ""
     removed: list[str] = field(default_factory=list)
     radls: list[str] = field(default_factory=list)
+    restarts: int = 0
+    reconfigured: int = 0
+
+    def reconfigure(self, infrastructure: str) -> None:
+        self.reconfigured += 1
 
     def state(self, infrastructure: str) -> State:
         return State(self.infrastructure, dict(self.states))
@@ -145,6 +150,16 @@ def test_a_node_that_im_has_lost_sight_of_is_given_up_when_the_head_has_too(ledg
         mine.look(progress(worker_1=1))
         clock.sleep(EVERY_S)
     assert im.removed == ["2"]
+
+
+def test_an_im_that_was_restarted_is_told_once_to_go_on(ledger: Ledger):
+    im, clock = FakeIM({"0": "configured", "1": "running"}, "running"), FakeClock()
+    mine = fleet(im, ledger, clock)
+    for restarts in (0, 1, 1):
+        im.restarts = restarts
+        mine.look(progress(worker_1=1))
+        clock.sleep(EVERY_S)
+    assert im.reconfigured == 1
 
 
 def test_idle_nodes_go_when_little_is_left(ledger: Ledger):

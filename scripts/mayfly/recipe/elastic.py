@@ -15,6 +15,8 @@ UNKNOWN = (
     "unknown"  # for a moment when a cloud does not answer, and for ever of what it has no more
 )
 IDLE_S = 60.0  # a node that has had nothing to do for so long is removed
+MAKING = ("pending", "running")  # not configured yet
+MAKING_S = 1800.0  # a node that is not configured after so long never will be
 MISSING_S = 300.0  # a node that the head does not see for so long is given up
 BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 900.0
 
@@ -30,6 +32,8 @@ class Node:
     """For how long the head has seen it without a task."""
     missing_s: float = 0.0
     """For how long the head has not seen it, though it is configured or of unknown state."""
+    making_s: float = 0.0
+    """For how long it has been there and was not configured."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ def decide(now: Situation) -> Actions:
 
 def is_lost(node: Node) -> bool:
     """Whether a node will run no task any more."""
-    return node.state in GONE or node.missing_s >= MISSING_S
+    late = node.missing_s >= MISSING_S or node.making_s >= MAKING_S
+    return node.state in GONE or late
 
 
 def nodes_needed(now: Situation) -> int:

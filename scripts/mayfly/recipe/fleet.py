@@ -12,7 +12,17 @@ from mayfly.im import Manager
 from mayfly.im import Node as ImNode
 from mayfly.ledger import Ledger
 from mayfly.recipe.cluster import WORKER, more_nodes
-from mayfly.recipe.elastic import GONE, UNKNOWN, UP, Actions, Clocks, Node, Situation, decide
+from mayfly.recipe.elastic import (
+    GONE,
+    MAKING,
+    UNKNOWN,
+    UP,
+    Actions,
+    Clocks,
+    Node,
+    Situation,
+    decide,
+)
 
 EVERY_S = 10.0
 
@@ -35,6 +45,11 @@ class Fleet:
     _looked_at: float = float("-inf")
     _idle: Clocks = field(default_factory=Clocks)
     _missing: Clocks = field(default_factory=Clocks)
+    _making: Clocks = field(default_factory=Clocks)
+    _restarts: int = 0
+
+    def __post_init__(self) -> None:
+        self._restarts = self.im.restarts
 
     def look(self, progress: Mapping[str, Any]) -> Actions:
         """Look at the nodes, now and then, and do what is to be done; returns it.
@@ -47,6 +62,7 @@ class Fleet:
         self._looked_at = now
         try:
             situation = self._situation(progress, now)
+            self._go_on_configuring()
         except RemoteError as error:
             self.say(f"the nodes cannot be looked at: {error}")
             return Actions()
@@ -60,6 +76,8 @@ class Fleet:
         seen: Mapping[str, Mapping[str, int]] = progress.get("nodes", {})
         idle = {n.name: n.name in seen and not seen[n.name]["running"] for n in found}
         missing = {n.name: n.state in (UP, UNKNOWN) and n.name not in seen for n in found}
+        making = {n.name: n.state in MAKING for n in found}
+        making_s = self._making.update(making, now)
         idle_s, missing_s = self._idle.update(idle, now), self._missing.update(missing, now)
         self._judge(found)
         return Situation(
@@ -73,6 +91,7 @@ class Fleet:
                     n.state,
                     idle_s.get(n.name, 0.0),
                     missing_s.get(n.name, 0.0),
+                    making_s.get(n.name, 0.0),
                 )
                 for n in found
             ),
@@ -80,6 +99,13 @@ class Fleet:
             failures=self._failures,
             since_failure_s=now - self._failed_at,
         )
+
+    def _go_on_configuring(self) -> None:
+        """An IM that was restarted does not go on with what it was doing by itself."""
+        if self.im.restarts > self._restarts:
+            self._restarts = self.im.restarts
+            self.say("IM was restarted: configuring again")
+            self.im.reconfigure(self.infrastructure)
 
     def _judge(self, found: list[ImNode]) -> None:
         """Count how nodes came out that were added: failures put off the next, a success none."""
