@@ -188,7 +188,7 @@ def test_a_run_from_the_first_look_to_the_proof(own, data, bucket):
         assert document["phases"]["contextualization"] > 0
         assert watch.found == set() and watch.looked_at_processes
         assert testenv.CANARY not in outcome.messages
-        uri = document["model_uri"].removeprefix("s3://").removesuffix("model/")
+        uri = document["model_uri"].removeprefix("s3://").removesuffix("model")
         name, _, prefix = uri.partition("/")
         body = bucket.get_object(Bucket=name, Key=f"{prefix}manifest.json")["Body"].read()
         assert any(each["path"].endswith("saved_model.pb") for each in json.loads(body)["files"])
