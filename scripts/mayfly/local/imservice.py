@@ -33,7 +33,7 @@ ADDRESS = "127.0.0.1"
 USER = "mayfly"
 DATABASE = "im.sqlite"
 PROGRAMS = {"ssh": "openssh-client"}
-START_SECONDS = 90
+START_SECONDS = 180  # ten are enough where nothing else runs
 STOP_SECONDS = 10
 DATABASE_SECONDS = 30
 
