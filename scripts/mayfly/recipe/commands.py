@@ -186,6 +186,11 @@ def _go_on(
     base = store or _base(noted)
     place = node_place.open_place(name, str(wanted.cloud), base, os.environ, _say_news)
     found = runs.reopen(place, recipe)
+    document = look.status(found, place, runs.open_ledger(place))
+    if document["state"] == "succeeded":  # nodes would find nothing to do
+        document["outcome"] = SUCCEEDED
+        emit(document, views.status_view(document), as_json=given.as_json)
+        return
     offer = node_commands.offer_at(found.recipe, wanted, place.store.address)
     node_commands.confirm(offer, wanted)
     if again:
