@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -63,10 +62,8 @@ def silent(monkeypatch) -> Iterator[tuple[SilentServer, IM, str]]:
 
 def test_creating_is_given_up_and_not_asked_twice(silent):
     fake, service, url = silent
-    began = time.monotonic()
     with pytest.raises(NoAnswer) as given_up:
-        service.create("system node ()")
-    assert time.monotonic() - began < 30
+        service.create("system node ()")  # without a limit this never ends
     assert fake.calls == ["POST /infrastructures?async=yes"], "it may have begun to make nodes"
     line = str(given_up.value)
     assert line.startswith(f"IM does not answer at {url}: no answer in 0.25 s — ")

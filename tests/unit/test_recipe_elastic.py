@@ -32,7 +32,7 @@ UP = "configured"
 
 
 def test_all_is_as_it_should_be():
-    assert decide(Situation(2, 100, 2, nodes(UP, UP))).nothing
+    assert decide(Situation(2, 100, 2, nodes(UP, UP))) == Actions()
 
 
 def test_what_is_missing_is_added():
@@ -48,17 +48,20 @@ def test_a_node_that_the_head_has_not_seen_for_long_is_lost():
     silent = Node("2", "worker-2", UP, missing_s=MISSING_S)
     assert decide(Situation(2, 100, 2, (*nodes(UP), silent))) == Actions(("2",), 1)
     slow = Node("2", "worker-2", UP, missing_s=MISSING_S - 1)
-    assert decide(Situation(2, 100, 2, (*nodes(UP), slow))).nothing
+    assert decide(Situation(2, 100, 2, (*nodes(UP), slow))) == Actions()
 
 
 def test_a_node_that_is_never_configured_is_lost():
     slow = Node("2", "worker-2", "running", making_s=MAKING_S)
     assert decide(Situation(2, 100, 2, (*nodes(UP), slow), busy=True)) == Actions(("2",))
-    assert decide(Situation(2, 100, 2, (*nodes(UP), replace(slow, making_s=MAKING_S - 1)))).nothing
+    assert (
+        decide(Situation(2, 100, 2, (*nodes(UP), replace(slow, making_s=MAKING_S - 1))))
+        == Actions()
+    )
 
 
 def test_a_state_that_passes_is_waited_for():
-    assert decide(Situation(3, 100, 2, nodes("pending", "running", "unknown"))).nothing
+    assert decide(Situation(3, 100, 2, nodes("pending", "running", "unknown"))) == Actions()
 
 
 def test_while_im_is_busy_nothing_is_added_and_lost_nodes_go():
@@ -76,11 +79,11 @@ def test_idle_nodes_are_removed_when_less_is_left_than_they_could_do():
 
 
 def test_a_node_that_has_been_idle_for_a_moment_stays():
-    assert decide(Situation(2, 1, 2, (*nodes(UP), idle(2, IDLE_S - 1)))).nothing
+    assert decide(Situation(2, 1, 2, (*nodes(UP), idle(2, IDLE_S - 1)))) == Actions()
 
 
 def test_idle_nodes_stay_while_there_is_work_for_them():
-    assert decide(Situation(2, 4, 2, (idle(1), idle(2)))).nothing
+    assert decide(Situation(2, 4, 2, (idle(1), idle(2)))) == Actions()
 
 
 def test_nothing_left_needs_no_node():
@@ -89,7 +92,7 @@ def test_nothing_left_needs_no_node():
 
 def test_failures_put_off_the_next_try():
     now = Situation(2, 100, 2, nodes(UP), failures=3, since_failure_s=backoff_s(3) - 1)
-    assert decide(now).nothing
+    assert decide(now) == Actions()
     later = Situation(2, 100, 2, nodes(UP), failures=3, since_failure_s=backoff_s(3))
     assert decide(later) == Actions(add=1)
 

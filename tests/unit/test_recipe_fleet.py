@@ -12,6 +12,7 @@ import pytest
 from mayfly.errors import LimitReached, RemoteError, RunFailed
 from mayfly.im import Node, State
 from mayfly.ledger import Ledger
+from mayfly.recipe.elastic import Actions
 from mayfly.recipe.fleet import EVERY_S, Fleet
 from mayfly.recipe.on_nodes import Follower, describe, say_goodbye
 from mayfly.watch import Broken, Pace
@@ -103,7 +104,7 @@ def test_im_is_asked_now_and_then_only(ledger: Ledger):
     assert mine.look(progress(worker_1=2)).add == 1
     im.states.pop("2")
     clock.sleep(EVERY_S - 1)
-    assert mine.look(progress(worker_1=2)).nothing
+    assert mine.look(progress(worker_1=2)) == Actions()
 
 
 def test_a_refusal_is_journalled_and_puts_off_the_next_try(ledger: Ledger):
@@ -134,7 +135,7 @@ def test_added_nodes_that_come_to_nothing_count_as_failures(ledger: Ledger):
 def test_an_im_that_does_not_answer_changes_nothing(ledger: Ledger):
     im = FakeIM({"0": "configured"})
     im.state = lambda _: (_ for _ in ()).throw(RemoteError("no answer"))  # type: ignore[method-assign]
-    assert fleet(im, ledger, FakeClock()).look(progress()).nothing
+    assert fleet(im, ledger, FakeClock()).look(progress()) == Actions()
     assert actions(ledger) == []
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 GONE = ("off", "failed", "stopped", "unconfigured")  # as IM calls nodes that will not work any more
 UP = "configured"
-UNKNOWN = (
-    "unknown"  # for a moment when a cloud does not answer, and for ever of what it has no more
-)
+# For a moment when a cloud does not answer, and for ever of what it has no more.
+UNKNOWN = "unknown"
 IDLE_S = 60.0  # a node that has had nothing to do for so long is removed
 MAKING = ("pending", "running")  # not configured yet
 MAKING_S = 1800.0  # a node that is not configured after so long never will be
@@ -59,11 +58,6 @@ class Actions:
 
     remove: tuple[str, ...] = ()
     add: int = 0
-
-    @property
-    def nothing(self) -> bool:
-        """Whether all is as it should be."""
-        return not (self.remove or self.add)
 
 
 def decide(now: Situation) -> Actions:
