@@ -5,8 +5,8 @@ Usage: run.py [--all] [--keep] [--jobs N] [ROLE | ROLE/SCENARIO ...]
 Without arguments the `default` scenario of every role but `horovod`, whose wheel takes minutes to
 compile, and `juicefs`, which needs /dev/fuse and more in the image: name them, or give --all. The
 engine, the image and the network are those of `mayfly local up`, unless DOCKER_HOST and
-MAYFLY_NODE_IMAGE name others. What a scenario printed comes when it has ended. Ends with a table of
-times; exit status 1 when one failed.
+MAYFLY_NODE_IMAGE name others. What a scenario printed comes when it has ended. Ends with what failed
+and a table of times; exit status 1 when one failed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ EXTRAS = {
     "runtime/tensorflow2": "tensorflow2",
 }
 ON_DEMAND = ("horovod", "juicefs")
+LONGEST_LINE = 600  # of what is told again at the end
 LONGEST = "trainer/"  # started first, so that nothing short waits for it at the end
 
 
@@ -51,9 +52,11 @@ def main() -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = pool.map(lambda name: run(name, environment, keep=options.keep), chosen)
         results = dict(zip(chosen, runs, strict=True))
-    for name, (passed, seconds) in results.items():
+    failed = {name: said for name, (passed, _, said) in results.items() if not passed}
+    for name, said in failed.items():
+        print("\n".join([f"--- {name}", *why(said)]))
+    for name, (passed, seconds, _) in results.items():
         print(f"{name:32} {'passed' if passed else 'FAILED'} {seconds:6.1f} s")
-    failed = [name for name, (passed, _) in results.items() if not passed]
     print(f"{len(results) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed else 0
 
@@ -105,8 +108,19 @@ def own_network(environment: dict[str, str]) -> str:
     return NETWORK
 
 
-def run(name: str, environment: dict[str, str], keep: bool) -> tuple[bool, float]:
-    """Whether the scenario passed, and the seconds that it took."""
+def why(said: str) -> list[str]:
+    """The lines that tell what failed, each after the step or task that it belongs to."""
+    task, told = "", []
+    for line in said.splitlines():
+        if line.startswith(("TASK [", "INFO ")):
+            task = line.rstrip(" *")
+        elif line.startswith(("fatal:", "failed:", "ERROR", "CRITICAL")):
+            told += [task, line[:LONGEST_LINE]]
+    return told or said.splitlines()[-10:]
+
+
+def run(name: str, environment: dict[str, str], keep: bool) -> tuple[bool, float, str]:
+    """Whether the scenario passed, the seconds that it took, and what it said."""
     role, scenario = name.split("/")
     print(f"=== {name} started", flush=True)
     start, passed, said = time.monotonic(), True, ""
@@ -122,7 +136,7 @@ def run(name: str, environment: dict[str, str], keep: bool) -> tuple[bool, float
         )
         passed, said = passed and done.returncode == 0, said + done.stdout
     print(f"\n=== {name}\n{said}", flush=True)
-    return passed, time.monotonic() - start
+    return passed, time.monotonic() - start, said
 
 
 if __name__ == "__main__":

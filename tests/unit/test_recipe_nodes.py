@@ -133,16 +133,27 @@ def test_a_worker_with_a_gpu_has_its_share_of_the_cores():
 def test_a_worker_whose_run_has_ended_does_not_begin(tmp_path: Path):
     store = DirectoryStore(tmp_path)
     store.write(names.ENDED, b"{}")
+    signs = tmp_path / "signs"
+    signs.mkdir()
     given = ["--store", str(tmp_path), "--host", "127.0.0.1", "--tls", "t", "--scratch", "d"]
-    assert node_worker.main([*given, "--node", "n"]) == node_worker.OVER
+    assert node_worker.main([*given, "--node", "n", "--signs", str(signs)]) == node_worker.OVER
+    assert [sign.name for sign in signs.iterdir()] == ["ended"], "it is not to be started again"
 
 
 # --- the head ---
 
 
+def head_words(tmp_path: Path) -> list[str]:
+    (tmp_path / "signs").mkdir()
+    given = {"--store": "s", "--tls": "tls", "--state": "state", "--signs": "signs"}
+    paths = [word for option, name in given.items() for word in (option, str(tmp_path / name))]
+    return ["--host", "127.0.0.1", *paths]
+
+
 def test_a_head_without_a_run_says_so_in_the_store(tmp_path: Path, capsys: Any):
-    words = ["--store", str(tmp_path / "s"), "--host", "127.0.0.1", "--tls", str(tmp_path / "tls")]
-    assert node_head.main([*words, "--state", str(tmp_path / "state")]) == 2
+    words = head_words(tmp_path)
+    assert node_head.main(words) == 2
+    assert [sign.name for sign in (tmp_path / "signs").iterdir()] == ["ended"]
     ended = read_json(DirectoryStore(tmp_path / "s"), names.ENDED)
     assert ended["outcome"] == "failed" and "there is no run" in ended["message"]
     assert "there is no run" in capsys.readouterr().err
@@ -151,8 +162,7 @@ def test_a_head_without_a_run_says_so_in_the_store(tmp_path: Path, capsys: Any):
 def test_a_run_that_was_cancelled_before_its_head_began_ends(tmp_path: Path):
     store = DirectoryStore(tmp_path / "s")
     store.write(names.CANCEL, b"{}")
-    words = ["--store", str(tmp_path / "s"), "--host", "127.0.0.1", "--tls", str(tmp_path / "tls")]
-    assert node_head.main([*words, "--state", str(tmp_path / "state")]) == 0
+    assert node_head.main(head_words(tmp_path)) == 0
     assert read_json(store, names.ENDED)["outcome"] == "cancelled"
 
 
@@ -247,6 +257,7 @@ def test_a_frameworks_python_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
 
 def start(module: str, *more: str, on: Path) -> subprocess.Popen[bytes]:
     words = ["--store", str(on / "store"), "--host", "127.0.0.1", "--tls", str(on / "tls"), *more]
+    words += ["--signs", str(on)]
     command = [sys.executable, "-m", f"mayfly_train.recipe.{module}", *words]
     with (on / f"{module}.log").open("ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from mayfly_train.errors import BadInput, NodeError
-from mayfly_train.recipe import book, lock, names, shape
+from mayfly_train.recipe import book, lock, names, shape, signs
 from mayfly_train.recipe.dask_engine import DaskEngine
 from mayfly_train.recipe.head import CANCELLED, FAILED, SUCCEEDED, Head, Run
 from mayfly_train.recipe.ledger import Ledger
@@ -49,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"mayfly: {message}", file=sys.stderr)
     ended = {"outcome": outcome, "message": message, "time": time.time()}
     store.write(names.ENDED, to_bytes(ended))
+    signs.leave(args.signs, signs.ENDED)
     return code
 
 
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=0, help="port of the scheduler")
     parser.add_argument("--tls", type=Path, required=True, help="directory of the certificates")
     parser.add_argument("--state", type=Path, required=True, help="directory of the ledger")
+    signs.add_option(parser)
     return parser
 
 

@@ -18,13 +18,12 @@ import time
 from pathlib import Path
 
 from mayfly_train.errors import NodeError
-from mayfly_train.recipe import names, utilisation
+from mayfly_train.recipe import names, signs, utilisation
 from mayfly_train.recipe.shipping import Tail
 from mayfly_train.recipe.store import Store, open_store, read_json
 
 SAMPLE_S, SHIP_S, LOOK_S = 5.0, 15.0, 30.0
 UTILISATION, JOURNAL = KINDS = ("utilisation", "journal")
-ALIVE, ENDED = "alive", "ended"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,9 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--store", required=True, help="the run's address")
     parser.add_argument("--node", required=True, help="the node's name")
     parser.add_argument("--logs", type=Path, required=True, help="directory for what is shipped")
-    parser.add_argument(
-        "--signs", type=Path, default=Path("/var/lib/mayfly"), help="directory of alive and ended"
-    )
+    signs.add_option(parser)
     return parser
 
 
@@ -71,8 +68,8 @@ def _follow_journal(output: int) -> subprocess.Popen[bytes] | None:
 class Watch:
     """One node's samples, logs and signs of life."""
 
-    def __init__(self, node: str, session: str, logs: Path, signs: Path, store: Store) -> None:
-        self._samples, self._signs, self._store = logs / UTILISATION, signs, store
+    def __init__(self, node: str, session: str, logs: Path, directory: Path, store: Store) -> None:
+        self._samples, self._signs, self._store = logs / UTILISATION, directory, store
         self._samples.write_bytes(b"")
         self._beat: object = None
         self._tails = [
@@ -117,8 +114,7 @@ class Watch:
         # A beat that has changed is of a head that works; its own clock does not matter.
         alive, self._beat = beat != self._beat, beat
         if ended or alive:
-            with contextlib.suppress(OSError):
-                (self._signs / (ENDED if ended else ALIVE)).touch()
+            signs.leave(self._signs, signs.ENDED if ended else signs.ALIVE)
         return ended
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from mayfly_train.errors import NodeError
-from mayfly_train.recipe import dask_worker, names, shape
+from mayfly_train.recipe import dask_worker, names, shape, signs
 from mayfly_train.recipe.store import Store, open_store, read_json
 
 LOOK_S = 2.0
@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     while True:
         try:
             if store.read(names.ENDED) is not None:
+                signs.leave(args.signs, signs.ENDED)
                 return OVER
             if address := reachable(store):
                 break
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=1, help="workers of this node")
     parser.add_argument("--slots", type=int, default=1, help="tasks at a time")
     parser.add_argument("--devices", action="store_true", help="each worker has one GPU")
+    signs.add_option(parser)
     return parser
 
 
