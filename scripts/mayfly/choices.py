@@ -66,7 +66,8 @@ def pool(target: Target) -> Pool:
     """Return what a quota is counted in."""
     nodes = plan_nodes(target.spec, target.profile)
     region = target.place.region or target.spec.region
-    return Pool(region, tuple((n.group, n.type, n.spot) for n in nodes))
+    types = tuple((n.group, n.type, n.spot) for n in nodes)
+    return Pool(region, types, sum(n.count for n in nodes))
 
 
 def _named(entry: Choice) -> list[str]:

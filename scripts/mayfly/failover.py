@@ -8,7 +8,7 @@ exceptions, and reports of users; tests/unit/test_failover.py has whole ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -99,24 +99,31 @@ def telling_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Pool:
-    """What a quota is counted in: offers that share it fail alike, whatever their zone."""
+    """What a quota is counted in, and how much of it an offer needs; its zone does not matter."""
 
     region: str | None
     types: tuple[tuple[str, str | None, bool], ...]
     """Group, instance type and whether spot, of each group."""
+    nodes: int
+    """How many nodes, of all groups."""
+
+    def is_in(self, spent: Set[Pool]) -> bool:
+        """Whether a quota is known to be too small for it: fewer nodes of a kind may fit yet."""
+        kind = (self.region, self.types)
+        return any((one.region, one.types) == kind and self.nodes >= one.nodes for one in spent)
 
 
 def next_offer(cause: Cause, at: int, pools: Sequence[Pool], spent: set[Pool]) -> int | None:
     """Return the number of the offer to try after that of number `at`, None to stop.
 
-    `spent` are the pools whose quota is known to be used up; the one of `at` is added to it.
+    `spent` are the pools whose quota is known not to do; the one of `at` is added to it.
     """
     if cause in (Cause.PERMISSION, Cause.OTHER):
         return None
     if cause is Cause.QUOTA:
         spent.add(pools[at])
     later = range(at + 1, len(pools))
-    return next((number for number in later if pools[number] not in spent), None)
+    return next((number for number in later if not pools[number].is_in(spent)), None)
 
 
 @dataclass(frozen=True)

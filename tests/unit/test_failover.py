@@ -148,8 +148,8 @@ def test_the_line_that_tells_is_chosen_and_short():
     assert telling_line("") == "no reason given"
 
 
-def pool(region: str, kind: str = "g5.xlarge", *, spot: bool = False) -> Pool:
-    return Pool(region, (("worker", kind, spot),))
+def pool(region: str, kind: str = "g5.xlarge", *, spot: bool = False, nodes: int = 3) -> Pool:
+    return Pool(region, (("worker", kind, spot),), nodes)
 
 
 POOLS = [pool("a"), pool("a"), pool("a", "g4dn.xlarge"), pool("b"), pool("b", spot=True)]
@@ -172,6 +172,16 @@ def test_a_quota_needs_another_region_or_type():
     again = [pool("a"), pool("b"), pool("a")]
     assert next_offer(Cause.QUOTA, 0, again, spent := set()) == 1
     assert next_offer(Cause.CAPACITY, 1, again, spent) is None, "its quota is used up"
+
+
+def test_a_quota_that_is_too_small_may_do_for_fewer_nodes():
+    fewer = [pool("a", nodes=9), pool("a", nodes=5), pool("b", nodes=5), pool("a", nodes=3)]
+    spent: set[Pool] = set()
+    assert next_offer(Cause.QUOTA, 0, fewer, spent) == 1
+    assert next_offer(Cause.QUOTA, 1, fewer, spent) == 2
+    assert next_offer(Cause.QUOTA, 2, fewer, spent) == 3
+    more = [pool("a", nodes=3), pool("a", nodes=5)]
+    assert next_offer(Cause.QUOTA, 0, more, set()) is None
 
 
 @pytest.mark.parametrize("cause", [Cause.PERMISSION, Cause.OTHER])
