@@ -47,6 +47,18 @@ def mayfly(*arguments: str, env: dict[str, str] | None = None) -> Outcome:
     return run(str(ROOT / ".venv/bin/mayfly"), *arguments, env=env)
 
 
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Begin a command whose output is read later."""
+    return subprocess.Popen(
+        [str(ROOT / ".venv/bin/mayfly"), *arguments],
+        cwd=ROOT,
+        env=testenv.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def docker(platform: local.LocalPlatform, *arguments: str) -> str:
     command = ["docker", "-H", platform.docker_host, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout

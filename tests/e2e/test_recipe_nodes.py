@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import pytest
-from machine import ROOT, docker, mayfly, networks, nodes
+from machine import ROOT, docker, mayfly, networks, nodes, start
 
 import testenv
 from mayfly.local import platform as local
@@ -53,15 +53,7 @@ def job(platform: local.LocalPlatform, tmp_path_factory: pytest.TempPathFactory)
     file = directory / "recipe.yml"
     for name, text in {"recipe.yml": RECIPE, "wait.py": WAIT, "merge.py": MERGE}.items():
         (directory / name).write_text(text)
-    words = ["recipe", "run", str(file), "--cloud", "local", "--workers", "2", "--json"]
-    process = subprocess.Popen(
-        [str(ROOT / ".venv/bin/mayfly"), *words],
-        cwd=ROOT,
-        env=testenv.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start("recipe", "run", str(file), "--cloud", "local", "--workers", "2", "--json")
     seen: dict[str, Any] = {}
     try:
         wait_for(lambda: done_tasks() >= 2, process, 600)

@@ -5,8 +5,8 @@ Usage: run.py [--all] [--keep] [--jobs N] [ROLE | ROLE/SCENARIO ...]
 Without arguments the `default` scenario of every role but `horovod`, whose wheel takes minutes to
 compile, and `juicefs`, which needs /dev/fuse and more in the image: name them, or give --all. The
 engine, the image and the network are those of `mayfly local up`, unless DOCKER_HOST and
-MAYFLY_NODE_IMAGE name others. What a scenario printed comes when it has ended. Ends with what failed
-and a table of times; exit status 1 when one failed.
+MAYFLY_NODE_IMAGE name others. What a scenario printed comes when it has ended. Ends with why some
+failed and a table of times; exit status 1 when one failed.
 """
 
 from __future__ import annotations
