@@ -1,7 +1,7 @@
 # Mayfly: every door is a target here, one line each over the `mayfly` command. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev lint test test-unit test-molecule test-ec2 test-e2e test-all bench bench-staging bench-input bench-scaling \
+.PHONY: help setup setup-dev lint test test-unit test-molecule test-ec2 test-network test-e2e test-all bench bench-staging bench-input bench-scaling \
         bench-deploy bench-memory bench-ddp bench-engines bench-launchers bench-preprocess bench-killpoints bench-recipes bench-faults soak docs docs-check \
         goldens build check plan deploy status destroy verify-clean gc local-up local-down local-status clean
 
@@ -72,20 +72,23 @@ test-ec2: setup-dev ## AWS against a fake EC2, with kill points, in a network wi
 	$(TESTENV) $(BIN)/python tests/fake_ec2/prepare.py
 	$(TESTENV) $(BIN)/python tests/fake_ec2/alone.py $(BIN)/pytest -q tests/fake_ec2
 
-test-e2e: setup-dev ## The main job from S3 to S3, and its essential failures
-	$(TESTENV) $(BIN)/pytest -q -x -m "not slow" tests/e2e
+test-network: setup-dev ## Preflight and recipes on machines in network namespaces, which fail
+	$(TESTENV) $(BIN)/pytest -q tests/network
 
-# The node image is made while whatever needs no nodes runs: the one waits for downloads, the fake EC2 for IM.
+test-e2e: setup-dev ## The main job from S3 to S3, and its essential failures
+	$(TESTENV) $(BIN)/pytest -q -x -m "not slow" --durations=20 --durations-min=20 tests/e2e
+
+# The node image is made while whatever needs no nodes runs: the one waits for downloads, the others for IM and for faults.
 test: setup-dev ## Everything that guards main (about an hour on 2 cores)
 	@mkdir -p build; $(TESTENV) $(BIN)/mayfly local up >build/test-local-up.log 2>&1 & \
-	up=$$!; $(MAKE) --no-print-directory lint test-unit test-ec2; rc=$$?; \
+	up=$$!; $(MAKE) --no-print-directory lint test-unit test-ec2 test-network; rc=$$?; \
 	wait $$up || { cat build/test-local-up.log; rc=1; }; \
 	if [ $$rc = 0 ]; then $(MAKE) --no-print-directory test-molecule test-e2e; rc=$$?; fi; \
 	$(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
 
 test-all: ## test, and every variant and slow case
 	@$(MAKE) --no-print-directory lint test-unit && $(TESTENV) $(BIN)/python tests/molecule/run.py --all \
-	&& $(MAKE) --no-print-directory test-ec2 && $(TESTENV) $(BIN)/pytest -q tests/e2e; rc=$$?; $(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
+	&& $(MAKE) --no-print-directory test-ec2 test-network && $(TESTENV) $(BIN)/pytest -q tests/e2e; rc=$$?; $(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
 
 bench: setup-dev ## Medians of the main job's phases over RUNS=3 runs, as JSON
 	@$(TESTENV) $(BIN)/python tests/bench/main_job.py $(RUNS)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from tests.bench import faults_recipes
 
 TASKS = 160  # of a second, for four workers: the last fault comes half a minute after the first
 
 
-@pytest.fixture(scope="module")
-def tools(platform):  # which installs ip where it is missing
-    assert platform
-
-
-def test_three_faults_lose_nothing_and_run_nothing_again(tools):
+def test_three_faults_lose_nothing_and_run_nothing_again():
     """A killed worker, a dropped link and a killed head, while there is enough to do for all."""
     kinds = ["kill", "link", "head"]
     found = faults_recipes.measure(kinds, random.Random(7), tasks=TASKS, task_s=1)
@@ -23,7 +17,7 @@ def test_three_faults_lose_nothing_and_run_nothing_again(tools):
     assert (found["accepted"], found["lost"], found["reruns_of_finished"]) == (TASKS, 0, 0), found
 
 
-def test_a_silent_node_is_given_up_within_half_a_minute(tools):
+def test_a_silent_node_is_given_up_within_half_a_minute():
     """No packet comes or goes, and no connection is closed: its link is down."""
     found = faults_recipes.measure(["link"], random.Random(7), tasks=5, task_s=40)
     assert (found["accepted"], found["lost"]) == (5, 0), found
