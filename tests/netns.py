@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import resource
@@ -32,6 +33,8 @@ from mayfly_train.preflight import checks  # noqa: E402
 from mayfly_train.preflight.checks import Surroundings  # noqa: E402
 from mayfly_train.preflight.node import Limits, Preflight  # noqa: E402
 
+_number = itertools.count()  # a process may have several networks
+
 
 def addresses(count: int) -> list[str]:
     return [f"10.77.0.{n + 2}" for n in range(count)]
@@ -41,7 +44,7 @@ class Network:
     """So many machines; a context manager that leaves nothing."""
 
     def __init__(self, count: int) -> None:
-        self.prefix = f"mf{os.getpid()}"
+        self.prefix = f"mf{os.getpid()}-{next(_number)}"
         self.names = [f"{self.prefix}-n{n + 1}" for n in range(count)]
 
     def __enter__(self) -> Network:

@@ -25,6 +25,12 @@ def test_the_slow_edge_is_named(network, tmp_path):
     assert slowest["mib_per_s"] < 4  # 16 Mbit/s are 1.9
 
 
+def test_eight_machines_find_each_other(tmp_path):
+    with netns.Network(8) as made:
+        reports, _ = made.preflight(tmp_path)
+    assert [report["ok"] for report in reports.values()] == [True] * 8, reports
+
+
 def test_a_dropped_edge_is_named(network, tmp_path):
     netns.drop(network)
     reports, _ = network.preflight(tmp_path, grace=1)

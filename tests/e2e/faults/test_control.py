@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from machine import ROOT, docker, mayfly, networks, nodes
+from machine import ROOT, docker, mayfly, networks, nodes, start
 
 import testenv
 from faults.test_export import MAY_WRITE, identity
@@ -149,6 +150,28 @@ def test_the_control_process_killed(deploy, state):
     proof = mayfly("verify-clean", record.run, "--json")
     assert (proof.code, proof.document["count"], proof.document["left"]) == (0, 0, [])
     assert "container" in [each["kind"] for each in proof.document["places"][0]["listed"]]
+
+
+@SLOW
+@pytest.mark.parametrize("victim", ["destroy", "im"])
+def test_a_destroy_is_killed(deploy, victim):
+    """Another destroy goes on with what the first has left, also when IM was killed under it."""
+    run = deploy(f"twofold-{victim}")
+    record = run.reach("configuring")
+    run.process.kill()
+    run.process.wait()
+    first = start("destroy", record.run, "--json")
+    try:
+        time.sleep(random.Random(victim).uniform(2, 5))  # Python's own start takes as long
+        kill_im() if victim == "im" else first.kill()
+        code = first.wait(LIMIT_S)
+    finally:
+        first.kill()
+        first.wait()
+    print(f"{victim} killed while destroying: rc {code}")
+    assert mayfly("destroy", record.run, "--json").code == 0
+    proof = mayfly("verify-clean", record.run, "--json")
+    assert (proof.code, proof.document["count"]) == (0, 0)
 
 
 @SLOW
