@@ -114,8 +114,10 @@ def why(said: str) -> list[str]:
     for line in said.splitlines():
         if line.startswith(("TASK [", "INFO ")):
             task = line.rstrip(" *")
-        elif line.startswith(("fatal:", "failed:", "ERROR", "CRITICAL")):
+        elif line.startswith(("fatal:", "failed:")):
             told += [task, line[:LONGEST_LINE]]
+        elif line.startswith("* ["):  # not idempotent
+            told.append(line)
     return told or said.splitlines()[-10:]
 
 
