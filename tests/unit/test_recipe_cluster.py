@@ -32,6 +32,8 @@ def test_the_smallest_type_that_is_large_enough_is_taken():
     assert spec(recipe(Hardware())).nodes.worker.instance == "m6i.large"
     large = spec(recipe(Hardware(cpus=4, memory=9 << 30)))
     assert large.nodes.worker.instance == "m6i.xlarge"
+    whole = spec(recipe(Hardware(memory=16 << 30)))
+    assert whole.nodes.worker.instance == "m6i.2xlarge", "16 GiB are not all for tasks"
 
 
 def test_one_line_changes_the_type_of_gpu():
@@ -90,3 +92,12 @@ def test_containers_of_one_machine_are_few_unless_asked_for():
     assert [cluster.wish_of(None, 100, cloud) for cloud in (local, aws)] == [2, 100]
     assert [cluster.wish_of(8, 100, cloud) for cloud in (local, aws)] == [8, 8]
     assert cluster.wish_of(None, 1, local) == 1
+
+
+def test_a_task_on_several_nodes_has_them():
+    four = recipe(Hardware(), Hardware(nodes=4))
+    assert cluster.least_of(four) == 4
+    assert cluster.least_of(recipe(Hardware(nodes=4, gpus=1))) == 1, "a node may have four"
+    assert cluster.wish_of(None, 4, load_cloud("local"), 4) == 4
+    with pytest.raises(UserError, match="--workers 2: a task of this recipe takes 4 nodes"):
+        cluster.wish_of(2, 4, load_cloud("aws"), 4)

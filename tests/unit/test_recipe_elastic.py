@@ -39,6 +39,12 @@ def test_what_is_missing_is_added():
     assert decide(Situation(4, 100, 2, nodes(UP, UP))) == Actions(add=2)
 
 
+def test_a_task_on_several_nodes_keeps_them_and_asks_for_those_that_are_missing():
+    there = (idle(1), idle(2), idle(3), idle(4))
+    assert decide(Situation(4, 4, 4, there, together=4)) == Actions()
+    assert decide(Situation(4, 4, 4, nodes(UP), together=4)) == Actions(add=3)
+
+
 @pytest.mark.parametrize("state", ["off", "failed", "stopped", "unconfigured"])
 def test_a_lost_node_is_removed_and_replaced(state: str):
     assert decide(Situation(2, 100, 2, nodes(UP, state))) == Actions(("2",), 1)

@@ -105,6 +105,8 @@ def test_experiments_come_after_what_they_need(tmp_path: Path):
         ("20m\n", "20m\n    result: ../x\n", "result: ../x", ["outside of the task's output"]),
         ("20m\n", "20m\n    result: /tmp/x\n", "result: /tmp/x", ["outside of the task's output"]),
         ("memory: 2G", "nodes: 0", "nodes: 0", ["nodes is 0", "1 or more"]),
+        ("gpus: 0", "gpus: 2", "    hardware:", ["2 GPUs for a task", "nodes: 2"]),
+        ("gpus: 0", "nodes: 2", "  train:", ["stop rule", "several nodes"]),
         ("20m\n", "20m\n    environment: {MY_TOKEN: x}\n", "environment", ["looks like a secret"]),
         ("name: mnist-search", "name: MNIST", "name: MNIST", ["name is 'MNIST'"]),
         ("--out {{output}}", "> {{output}}", "python train.py", ["only a shell", "shell: true"]),

@@ -10,6 +10,7 @@ import pytest
 from mayfly_train.recipe import gang
 from mayfly_train.recipe.document import Experiment, Hardware, Parameter
 from mayfly_train.recipe.engine import InProcessEngine, Member, why_no_room
+from mayfly_train.recipe.expand import Context, Expansion
 from mayfly_train.recipe.gang import Gang
 from unit.recipe_fakes import FakeLossyEngine, Lab
 
@@ -63,7 +64,7 @@ def test_one_that_fails_ends_all_and_they_try_again_together(lab: Lab, tmp_path:
 def test_a_lost_member_is_the_nodes_fault_and_all_try_again(lab: Lab, tmp_path: Path):
     """Its like never came: the others do not wait for it."""
     engine = FakeLossyEngine(lab.node(), lost=[2])
-    engine._member = Member("node-0", 3, 8, 8 << 30, 0)
+    engine._member = Member("node-0", 3, 8, 8 << 30, 0, together=3)
     engine._pool._max_workers = 3
     outcome, ledger = lab.work(lab.run(only(f"sh -c 'echo >> {tmp_path}/ran'")), engine)
     row = ledger.row("only", 0)
@@ -93,6 +94,23 @@ def test_too_few_nodes_are_named():
     members = [Member("a", 1, 1, 1, 0), Member("b", 1, 1, 1, 0)]
     assert why_no_room(members, THREE) == "waits for 3 nodes at once: there is room on 2"
     assert why_no_room(members, Hardware(nodes=2)) == ""
+
+
+def test_a_node_takes_one_member():
+    members = [Member("a", 4, 4, 1, 0), Member("b", 4, 4, 1, 0)]
+    assert why_no_room(members, THREE) == "waits for 3 nodes at once: there is room on 2"
+
+
+def test_every_node_of_a_task_is_known_to_be_busy(lab: Lab):
+    ledger = lab.ledger()
+    (task,) = [Expansion(only("true"), Context("", {}, {})).task(0)]
+    ledger.freeze([task])
+    for rank in range(3):
+        ledger.submit(task, gang.member("a", rank))
+        ledger.start(gang.member("a", rank), f"worker-{rank}.0-x", counts=rank == 0)
+    assert ledger.running_on("only") == {f"worker-{rank}.0-x": 1 for rank in range(3)}
+    ledger.end("a.1", {"state": "done"})
+    assert set(ledger.running_on("only")) == {"worker-0.0-x", "worker-2.0-x"}
 
 
 def test_a_marker_that_a_member_finds_is_the_tasks():

@@ -432,7 +432,7 @@ def test_status_says_what_a_task_waits_for_until_it_is_there(
     head._turn()
     assert lab.ledger().experiments()[0]["message"] == waits
     assert engine.jobs == []
-    engine._member = Member("large", 4, 8, 128 << 30, 1)
+    engine._member = Member("large", 4, 8, 128 << 30, 1, together=4)
     head._turn()
     assert lab.ledger().experiments()[0]["message"] == ""
     assert len(engine.jobs) == wanted.nodes

@@ -11,7 +11,15 @@ import pytest
 from mayfly.clouds import load_cloud
 from mayfly.errors import UserError
 from mayfly.job import Job
-from mayfly.recipe import cluster, node_logs, node_place, runs
+from mayfly.recipe import (
+    cluster,
+    commands,
+    node_commands,
+    node_logs,
+    node_place,
+    on_nodes,
+    runs,
+)
 from mayfly.recipe.node_commands import forgive
 from mayfly.recipe.on_nodes import OnNodes, carrying
 from mayfly.recipe.runs import Place
@@ -19,6 +27,7 @@ from mayfly.recipe.wanted import Wanted, as_before
 from mayfly_train.recipe import names, tls
 from mayfly_train.recipe.document import Experiment, Recipe
 from mayfly_train.recipe.expand import Context, Expansion
+from mayfly_train.recipe.head import Run
 from mayfly_train.recipe.ledger import FAILED, Ledger
 from mayfly_train.recipe.store import DirectoryStore
 
@@ -83,6 +92,37 @@ def test_when_there_is_no_room_for_all_fewer_nodes_will_do(tmp_path: Path):
     assert not job.trains and all(not each.trains for each in job.others)
     (secret,) = {each.secrets[cluster.TLS].reveal() for each in (job, *job.others)}
     assert secret not in repr(job)
+
+
+@pytest.mark.parametrize(("budget", "most"), [("5 USD", 2), (None, 20)])
+def test_a_budget_is_not_spent_on_nodes_that_it_was_not_counted_for(budget: Any, most: int):
+    """Only two of twenty were to be had."""
+    recipe, said = Recipe("search", (Experiment("e", ("true",)),)), list[str]()
+    options = cluster.Options("local", 2, budget=budget)
+    made = Job(cluster.spec_of(recipe, "s3://bucket/r", options, {}), load_cloud("local"))
+    assert on_nodes.affordable(20, made, said.append) == most
+    assert bool(said) == bool(budget)
+
+
+def test_failed_tasks_of_a_search_that_is_done_run_again_on_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    here, done = place(tmp_path), list[str]()
+    here.store.write(names.RUN, b"{}")
+    (task,) = _tasks()
+    ledger = runs.open_ledger(here)
+    ledger.set_experiment("e", "done", 1)
+    ledger.freeze([task])
+    ledger.blame(task, "command", FAILED, {"message": "exit code 1"})
+    run = Run(Recipe("search", (Experiment("e", ("true",)),)), "", here.store, lambda _: [])
+    monkeypatch.setattr(node_place, "noted", lambda *_: {"cloud": "local", "address": "s3://b/r"})
+    monkeypatch.setattr(node_place, "open_place", lambda *_: here)
+    monkeypatch.setattr(runs, "reopen", lambda *_: run)
+    for name in ("offer_at", "confirm", "work"):
+        monkeypatch.setattr(node_commands, name, lambda *_, name=name: done.append(name))
+    commands._go_on("search", None, Wanted(None), here=False, again=True)
+    assert done == ["offer_at", "confirm", "work"]
+    assert runs.open_ledger(here).states("e") == {"waiting": 1}
 
 
 def test_the_node_image_has_the_framework_of_a_recipe(tmp_path: Path):

@@ -30,8 +30,10 @@ from mayfly_train.recipe import (
 from mayfly_train.recipe.document import Experiment, Hardware, Parameter, Recipe
 from mayfly_train.recipe.engine import Member
 from mayfly_train.recipe.ledger import Ledger
-from mayfly_train.recipe.progress import Progress, nodes, tasks_left
+from mayfly_train.recipe.lock import Lease
+from mayfly_train.recipe.progress import Progress, nodes, slots_left
 from mayfly_train.recipe.store import DirectoryStore, read_json, to_bytes
+from mayfly_train.s3 import S3UserError
 from unit.recipe_fakes import Lab, python
 
 
@@ -75,10 +77,22 @@ def test_what_is_left_counts_each_experiment_up_to_its_workers():
     made = Recipe("r", (Experiment("a", ("true",), workers=3), Experiment("b", ("true",))))
     members = [Member("n.0-a", 2, 2, 0, 0)]
     running = experiment("a", "running", 10, done=2, failed=1)
-    assert tasks_left(made, [running, experiment("b", "waiting", None)], members) == 3 + 2
-    assert tasks_left(made, [experiment("a", "done", 10, done=10), running], members) == 3
+    waiting, done = experiment("b", "waiting", None), experiment("a", "done", 10, done=10)
+    assert slots_left(made, [running, waiting], members) == {"a": 3, "b": 2}
+    assert slots_left(made, [done, running], members) == {"a": 3}
     last = experiment("b", "running", 10, done=9)
-    assert tasks_left(made, [experiment("a", "skipped", None), last], members) == 1
+    assert slots_left(made, [experiment("a", "skipped", None), last], members) == {"b": 1}
+
+
+def test_a_task_on_several_nodes_leaves_as_much_as_it_takes(tmp_path: Path):
+    wanted = Hardware(nodes=4)
+    made = Recipe("r", (Experiment("a", ("true",), hardware=wanted), Experiment("b", ("true",))))
+    both = [experiment("a", "running", 1, running=1), experiment("b", "running", 3)]
+    assert slots_left(made, both) == {"a": 4, "b": 3}
+    store = DirectoryStore(tmp_path / "store")
+    Progress(made, store, Ledger(tmp_path / "ledger.sqlite"), lambda: []).show(both)
+    found = read_json(store, names.PROGRESS)
+    assert (found["left"], found["together"]) == (7, 4)
 
 
 def test_progress_is_written_when_it_changes_and_now_and_then(tmp_path: Path):
@@ -164,6 +178,33 @@ def test_a_run_that_was_cancelled_before_its_head_began_ends(tmp_path: Path):
     store.write(names.CANCEL, b"{}")
     assert node_head.main(head_words(tmp_path)) == 0
     assert read_json(store, names.ENDED)["outcome"] == "cancelled"
+
+
+def test_a_head_that_is_one_too_many_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """Another one works on it: systemd starts this one again, until the run has ended."""
+    monkeypatch.setattr(node_head, "FREE_S", 0.0)
+    store = DirectoryStore(tmp_path / "s")
+    Lease(store).take()
+    words = head_words(tmp_path)
+    assert node_head.main(words) == 1
+    assert "another head works on" in capsys.readouterr().err
+    assert store.read(names.ENDED) is None and list((tmp_path / "signs").iterdir()) == []
+    ended = to_bytes({"outcome": "succeeded"})
+    store.write(names.ENDED, ended)
+    assert node_head.main(words) == 0
+    assert store.read(names.ENDED) == ended
+    assert [sign.name for sign in (tmp_path / "signs").iterdir()] == ["ended"]
+
+
+def test_keys_that_are_refused_for_now_end_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: Any) -> None:
+        raise S3UserError("S3 access denied — check the keys")
+
+    monkeypatch.setattr(node_head, "_work", refused)
+    assert node_head.main(head_words(tmp_path)) == 1
+    assert DirectoryStore(tmp_path / "s").read(names.ENDED) is None
 
 
 def test_globs_look_into_the_source_that_the_store_has(tmp_path: Path):

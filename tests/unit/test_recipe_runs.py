@@ -275,6 +275,26 @@ def test_a_run_that_is_worked_on_is_left_alone(folder: Path):
     assert not (place.state / "machine").exists()
 
 
+@pytest.mark.parametrize(
+    ("hardware", "why"),
+    [
+        ("cpus: 4096", "waits for a node with 4096 cores: the largest has"),
+        ("memory: 900000G", "GiB of memory: the largest has"),
+        ("gpus: 1", "waits for a node with 1 GPUs: the largest has 0"),
+        ("nodes: 3", "waits for 3 nodes at once: there is room on 2"),
+    ],
+)
+def test_what_this_machine_will_never_have_is_refused(folder: Path, hardware: str, why: str):
+    (folder / "large.yml").write_text(
+        f"experiments: {{large: {{command: 'true', hardware: {{{hardware}}}}}}}\n"
+    )
+    options = ("--store", str(folder / "store"), "--workers", "2")
+    with mayfly("run", str(folder / "large.yml"), *options, state=folder / "one") as asked:
+        _, said = asked.communicate(timeout=PATIENCE_S)
+    assert asked.returncode == 2
+    assert why in said and "--cloud" in said and len(said.splitlines()) == 1, said
+
+
 def test_what_failed_elsewhere_runs_again_here(folder: Path, tmp_path: Path):
     """On another machine with the store alone: nothing is fetched over what was forgiven."""
     (folder / "bad.yml").write_text(

@@ -13,9 +13,11 @@ import pytest
 from mayfly_train.recipe import stop
 from mayfly_train.recipe.document import Experiment, Parameter, Search
 from mayfly_train.recipe.engine import InProcessEngine
+from mayfly_train.recipe.expand import Context, Expansion
 from mayfly_train.recipe.guided import TpeSampler
 from mayfly_train.recipe.head import Head
 from mayfly_train.recipe.ledger import Ledger
+from mayfly_train.recipe.stage import Stage
 from unit.recipe_fakes import Lab
 
 SPACE = (
@@ -48,6 +50,15 @@ def test_trials_do_not_depend_on_who_finishes_first(tmp_path: Path):
         found.append(trials(ledger))
     assert found[0] == found[1]
     assert len({frozen for frozen, _ in found[0]}) == 24
+
+
+def test_a_generation_waits_for_room(tmp_path: Path):
+    lab = Lab(tmp_path)
+    stage = Stage(Expansion(experiment(), Context("", {}, {})), lab.ledger())
+    first = stage.take(3)
+    assert [task.number for task in first] == [0, 1, 2]
+    assert [task.number for task in stage.take(3)] == [3], "the generation has four"
+    assert stage.take(3) == [], "the next one waits for all of these"
 
 
 class FakeInterruptedHead(Head):

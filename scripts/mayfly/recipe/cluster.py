@@ -85,12 +85,26 @@ class Cluster:
         }
 
 
-def wish_of(given: int | None, planned: int, profile: CloudProfile) -> int:
+def wish_of(given: int | None, planned: int, profile: CloudProfile, least: int = 1) -> int:
     """How many workers are wished for: as many as were asked for, else as many as the recipe has
-    use for; of containers, which share this machine's cores, a few."""
+    use for; of containers, which share this machine's cores, a few.
+
+    Raises UserError for fewer than `least`, which one of the recipe's tasks takes at once.
+    """
+    if given and given < least:
+        raise UserError(
+            f"--workers {given}: a task of this recipe takes {least} nodes at once",
+            f"write --workers {least}, or less at hardware.nodes",
+        )
     if given:
         return given
-    return min(planned, MOST_HERE) if profile.instances == "none" else planned
+    return max(least, min(planned, MOST_HERE)) if profile.instances == "none" else planned
+
+
+def least_of(recipe: Recipe) -> int:
+    """How many nodes the recipe's largest task takes at once; several GPUs may be on one."""
+    wanted = (each.hardware for each in recipe.experiments)
+    return max(1 if each.gpus else each.nodes for each in wanted)
 
 
 def more_nodes(count: int) -> str:

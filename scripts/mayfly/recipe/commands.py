@@ -187,7 +187,8 @@ def _go_on(
     place = node_place.open_place(name, str(wanted.cloud), base, os.environ, _say_news)
     found = runs.reopen(place, recipe)
     document = look.status(found, place, runs.open_ledger(place))
-    if document["state"] == "succeeded":  # nodes would find nothing to do
+    failed = any(each["states"].get("failed") for each in document["experiments"])
+    if document["state"] == "succeeded" and not (again and failed):  # nothing for nodes to do
         document["outcome"] = SUCCEEDED
         emit(document, views.status_view(document), as_json=given.as_json)
         return

@@ -41,7 +41,7 @@ class Situation:
 
     wish: int
     left: int
-    """Tasks that could run at a time from now on."""
+    """Slots that tasks could use at a time from now on."""
     slots: int
     """Tasks that one node runs at a time."""
     nodes: tuple[Node, ...]
@@ -50,6 +50,8 @@ class Situation:
     failures: int = 0
     """How often in a row nodes could not be added."""
     since_failure_s: float = 0.0
+    together: int = 0
+    """Those of `left` that are of tasks on several nodes: each takes a node of its own."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def is_lost(node: Node) -> bool:
 
 def nodes_needed(now: Situation) -> int:
     """As many as there are tasks for, and no more than are wished for; one while there is any."""
-    return min(now.wish, -(-now.left // max(1, now.slots)))
+    return min(now.wish, max(now.together, -(-now.left // max(1, now.slots))))
 
 
 def backoff_s(failures: int) -> float:

@@ -10,14 +10,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mayfly.errors import UserError
 from mayfly.recipe.runs import Place, open_ledger
 from mayfly_train.recipe import lock, names, shape
-from mayfly_train.recipe.document import Recipe
+from mayfly_train.recipe.document import Experiment, Recipe
+from mayfly_train.recipe.engine import Member, why_no_room
 from mayfly_train.recipe.head import Head, Run
 
 STATES = ("done", "stopped", "failed", "running")
@@ -57,9 +58,10 @@ def execute(run: Run, place: Place, workers: int | None, again: bool = False) ->
     ledger = open_ledger(place)
     if again:
         sys.stderr.write(f"{ledger.forgive()} tasks run again\n")
-    machine = here.Machine(
-        place.state / "machine", place.store.address, **_shape(run.recipe, workers)
-    )
+    layout = _shape(run.recipe, workers)
+    done = {each["name"] for each in ledger.experiments() if each["state"] == "done"}
+    require_room([each for each in run.recipe.experiments if each.name not in done], layout)
+    machine = here.Machine(place.state / "machine", place.store.address, **layout)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         # The engine's client is as long in coming up as its scheduler: both at a time.
@@ -105,7 +107,22 @@ def _shape(recipe: Recipe, workers: int | None) -> dict[str, Any]:
     gpus = _gpus() if shape.wants_gpus(recipe) else 0
     found = shape.layout(recipe, workers or os.cpu_count() or 1, gpus)
     devices = tuple(str(number) for number in range(found.processes)) if found.devices else ()
-    return {"workers": found.processes, "slots": found.slots, "devices": devices}
+    cpus = max(found.slots, (os.cpu_count() or 1) // found.processes)
+    return {"workers": found.processes, "slots": found.slots, "cpus": cpus, "devices": devices}
+
+
+def require_room(experiments: Sequence[Experiment], layout: Mapping[str, Any]) -> None:
+    """Raise UserError for an experiment whose tasks would wait for ever: this machine does not
+    grow."""
+    slots, cpus, gpus = layout["slots"], layout["cpus"], int(bool(layout["devices"]))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    members = [Member("here", slots, cpus, memory, gpus, together=slots)] * layout["workers"]
+    for each in experiments:
+        if why := why_no_room(members, each.hardware):
+            raise UserError(
+                f"experiment {each.name!r} {why}",
+                "take less in its hardware, more with --workers, or nodes with --cloud",
+            )
 
 
 def _gpus() -> int:

@@ -83,6 +83,7 @@ class Fleet:
         return Situation(
             wish=self.wish,
             left=int(progress.get("left", 0)),
+            together=int(progress.get("together", 0)),
             slots=max((each["slots"] for each in seen.values()), default=1),
             nodes=tuple(
                 Node(

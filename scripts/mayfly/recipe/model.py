@@ -199,6 +199,15 @@ class Hardware(Model):
     spot: bool = True
     """Take interruptible nodes."""
 
+    @model_validator(mode="after")
+    def _one_gpu(self) -> Hardware:
+        if (self.gpus or 0) > 1:
+            raise ValueError(
+                f"has {self.gpus} GPUs for a task, which takes one: write gpus: 1 and"
+                f" nodes: {self.gpus}, for a process on each"
+            )
+        return self
+
 
 class Retries(Model):
     """How often a task is tried again."""
@@ -284,6 +293,8 @@ class Experiment(Model):
             raise ValueError("has sampler tpe, which needs samples and an objective")
         if self.search.stop and not self.search.objective:
             raise ValueError("has a stop rule, which needs search.objective")
+        if self.search.stop and self.hardware.nodes > 1:
+            raise ValueError("has a stop rule, which ends no task on several nodes: leave it out")
         if self.samples and not self.parameters:
             raise ValueError("has samples and no parameters: say what is drawn")
         return self

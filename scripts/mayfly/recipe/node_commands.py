@@ -38,15 +38,18 @@ def offer_of(loaded: Loaded, wanted: Wanted, store: str | None) -> Offer:
     """The nodes of a recipe and their price, before anything of it is stored. Raises UserError."""
     planned = planning.make_plan(loaded, planning.Where())
     profile = load_cloud(str(wanted.cloud))
-    wanted = replace(wanted, workers=cluster.wish_of(wanted.workers, planned["nodes"], profile))
+    least = cluster.least_of(loaded.recipe)
+    wish = cluster.wish_of(wanted.workers, planned["nodes"], profile, least)
+    wanted = replace(wanted, workers=wish)
     base = node_place.bucket_of(profile, store, os.environ)
     return offer_at(loaded.recipe, wanted, f"{base}/{runs.PREFIX}/{loaded.recipe.name}")
 
 
 def offer_at(recipe: Recipe, wanted: Wanted, address: str) -> Offer:
     """The nodes for a run at an address, and their price. Raises UserError."""
-    planned = max(each.workers or WORKERS for each in recipe.experiments)
-    workers = cluster.wish_of(wanted.workers, planned, load_cloud(str(wanted.cloud)))
+    planned = max((each.workers or WORKERS) * each.hardware.nodes for each in recipe.experiments)
+    profile, least = load_cloud(str(wanted.cloud)), cluster.least_of(recipe)
+    workers = cluster.wish_of(wanted.workers, planned, profile, least)
     options = cluster.Options(
         str(wanted.cloud), workers, wanted.region, wanted.budget, wanted.max_duration
     )

@@ -6,7 +6,7 @@ store, adds and removes nodes, and destroys them at the end. Whatever ends it, `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,7 +104,7 @@ class _Work:
         fleet = Fleet(
             run,
             infrastructure,
-            following.wish,
+            affordable(following.wish, ready.job, tools.display.say),
             ready.services.im,
             tools.ledger,
             tools.display.say,
@@ -121,6 +121,16 @@ class _Work:
         finally:
             self.tasks_s = phases.seconds.get(PHASE, 0.0)
         return self.status
+
+
+def affordable(wish: int, job: Job, say: Callable[[str], None]) -> int:
+    """How many workers there may be. A budget is counted for those that were made: the others
+    would spend it unseen."""
+    made = job.spec.count("worker")
+    if job.spec.limits.budget is None or made >= wish:
+        return wish
+    say(f"the budget is counted for {made} workers: no others will be added")
+    return made
 
 
 class Follower:

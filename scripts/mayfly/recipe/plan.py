@@ -17,6 +17,8 @@ from mayfly_train.recipe import globs
 from mayfly_train.recipe.document import TPE, Experiment, Hardware
 from mayfly_train.recipe.expand import Context, Expansion, Task, references, resolve_globs
 
+# Of what a type is said to have, so much is left for tasks: the kernel and the daemons have theirs.
+USABLE_MEMORY = 0.9
 HEAD = Nodes("ps", 1, None, None, 0, None, spot=False, public=False)
 
 
@@ -163,7 +165,7 @@ def _of_type(group: Nodes, name: str | None, profile: CloudProfile) -> Nodes:
 def smallest(types: Mapping[str, InstanceType], wanted: Hardware) -> str | None:
     """The first listed type that is large enough; they are listed from small to large."""
     for name, size in types.items():
-        enough = size.cpu >= wanted.cpus and size.memory_mb << 20 >= wanted.memory
+        enough = size.cpu >= wanted.cpus and (size.memory_mb << 20) * USABLE_MEMORY >= wanted.memory
         if enough and _has_gpus(size, wanted):
             return name
     return None

@@ -68,6 +68,8 @@ class DaskEngine:
             resources["memory"] = wanted.memory
         if wanted.gpus:
             resources["gpus"] = wanted.gpus
+        if wanted.nodes > 1:
+            resources["together"] = 1
         # Few tasks are spread: no slot has several while others have none.
         slots = sum(member.slots for member in self._members) or 1
         size = max(1, min(self.together(), -(-len(jobs) // slots))) if wanted.nodes == 1 else 1
@@ -226,4 +228,5 @@ def _member(worker: dict[str, Any]) -> Member:
         cpus=has.get("cpus", worker["nthreads"]),
         memory=int(has.get("memory", 0)),
         gpus=int(has.get("gpus", 0)),
+        together=int(has.get("together", 1)),
     )

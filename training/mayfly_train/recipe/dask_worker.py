@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at a time")
     parser.add_argument("--cpus", type=float, help="cores; as many as slots when absent")
     parser.add_argument("--memory", type=int, help="bytes; all of the machine's when absent")
+    parser.add_argument(
+        "--together", type=int, help="members of tasks on several nodes; as many as slots if absent"
+    )
     parser.add_argument("--device", help="the one GPU that tasks see")
     parser.add_argument("--with-parent", type=int, metavar="PID", help="end when this parent ends")
     return parser
@@ -74,6 +77,7 @@ async def _serve(args: argparse.Namespace, node: Node) -> None:
         "cpus": args.cpus or args.slots,
         "memory": args.memory or psutil.virtual_memory().total,
         "gpus": 1 if args.device else 0,
+        "together": args.together or args.slots,
     }
     worker = Worker(
         args.scheduler,

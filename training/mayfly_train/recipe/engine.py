@@ -40,6 +40,8 @@ class Member:
     cpus: float
     memory: int
     gpus: int
+    together: int = 1
+    """How many members of tasks on several nodes it takes: on a node it is one."""
 
     def room(self, wanted: Hardware) -> int:
         """How many tasks with these wishes it runs at a time, when it does nothing else."""
@@ -48,6 +50,8 @@ class Member:
             parts.append(self.memory // wanted.memory)
         if wanted.gpus:
             parts.append(self.gpus // wanted.gpus)
+        if wanted.nodes > 1:
+            parts.append(self.together)
         return min(parts)
 
 
@@ -78,7 +82,7 @@ class InProcessEngine:
 
     def __init__(self, node: Node, slots: int = 2, cpus: float = 8, memory: int = 8 << 30) -> None:
         self.node = node
-        self._member = Member(node.name, slots, cpus, memory, 0)
+        self._member = Member(node.name, slots, cpus, memory, 0, together=slots)
         self._pool = ThreadPoolExecutor(slots)
         self._news: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._closed = threading.Event()

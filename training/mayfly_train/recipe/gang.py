@@ -7,17 +7,14 @@ comes of the task is decided here, by a function of how each has ended.
 
 from __future__ import annotations
 
-import math
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mayfly_train.errors import NodeError
 from mayfly_train.recipe.store import Store, read_json, to_bytes
 
-MEET_S = 600.0  # others may still wait for a slot, which only a lost node keeps from them
 LOOK_S = 0.5
 HERE, DONE = "here", "done"
 
@@ -42,10 +39,11 @@ class Place:
     def meet(self, address: str) -> dict[str, str] | str:
         """Wait for all members, being at this address; the variables that a rendezvous by
         environment reads (https://docs.pytorch.org/docs/stable/distributed.html), or `ask`'s
-        reason. Raises NodeError when they do not come within MEET_S."""
+        reason: others may wait for a slot for as long as what is in it takes, and when one of them
+        is lost, the head ends this one."""
         port = _free_port(address) if self.rank == 0 else 0
         self.store.write(self._name(HERE, self.rank), to_bytes({"address": address, "port": port}))
-        if why := self._wait(HERE, time.monotonic() + MEET_S):
+        if why := self._wait(HERE):
             return why
         first = read_json(self.store, self._name(HERE, 0))
         return {
@@ -62,16 +60,13 @@ class Place:
         """Say that this member has ended well, and, for the first one, wait until all have: it
         leaves the marker. `ask`'s reason why that is not to be, or nothing."""
         self.store.write(self._name(DONE, self.rank), to_bytes({}))
-        return self._wait(DONE, math.inf) if self.rank == 0 else ""
+        return self._wait(DONE) if self.rank == 0 else ""
 
-    def _wait(self, what: str, deadline: float) -> str:
+    def _wait(self, what: str) -> str:
         wanted = {self._name(what, rank) for rank in range(self.size)}
         while not wanted <= set(self.store.names(f"gangs/{self.gang}/{what}/")):
             if why := self.ask():
                 return why
-            if time.monotonic() > deadline:
-                few = f"the {self.size} nodes of {self.gang} did not all come"
-                raise NodeError(f"{few} within {MEET_S:g} s")
             time.sleep(LOOK_S)
         return ""
 

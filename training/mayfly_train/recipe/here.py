@@ -26,6 +26,7 @@ class Machine:
     store: str
     workers: int
     slots: int = 1
+    cpus: int = 1
     memory: int = 0
     devices: tuple[str, ...] = ()
     scheduler: str = ""
@@ -94,7 +95,7 @@ class Machine:
         words = [
             *("--scheduler", self.scheduler, "--host", LOOPBACK, "--tls", str(self.tls)),
             *("--store", self.store, "--scratch", str(self.scratch), "--name", name),
-            *("--slots", str(self.slots)),
+            *("--slots", str(self.slots), "--cpus", str(self.cpus)),
         ]
         if self.memory:
             words += ["--memory", str(self.memory)]

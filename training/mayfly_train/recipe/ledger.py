@@ -145,9 +145,12 @@ class Ledger:
         return dict(tuple(row) for row in rows)
 
     def running_on(self, experiment: str) -> dict[str, int]:
-        """How many of an experiment's tasks run on each worker, by the worker's name."""
+        """How many attempts at an experiment's tasks run on each worker, by the worker's name:
+        a task on several nodes has one on each."""
         rows = self._db.execute(
-            "SELECT node, COUNT(*) FROM tasks WHERE experiment = ? AND state = ? GROUP BY node",
+            "SELECT attempts.node, COUNT(*) FROM tasks JOIN attempts USING (experiment, number)"
+            " WHERE experiment = ? AND tasks.state = ? AND attempts.state = 'running'"
+            " GROUP BY attempts.node",
             (experiment, RUNNING),
         )
         return {str(row[0]): int(row[1]) for row in rows}

@@ -22,6 +22,7 @@ from mayfly_train.recipe.head import CANCELLED, FAILED, SUCCEEDED, Head, Run
 from mayfly_train.recipe.ledger import Ledger
 from mayfly_train.recipe.progress import Progress
 from mayfly_train.recipe.store import Store, open_store, to_bytes
+from mayfly_train.s3 import S3Error
 
 START_S = 60.0
 FREE_S = 2 * lock.STALE_S  # the lease of a head that died elsewhere runs out in half of it
@@ -36,13 +37,17 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     store = open_store(args.store, None)
     try:
+        if store.read(names.ENDED) is not None:  # this node was booted again, or is one too many
+            signs.leave(args.signs, signs.ENDED)
+            return 0
         outcome, message = _work(args, store)
         code = 0
     except BadInput as error:
+        if isinstance(error, S3Error):  # keys that are refused now may be taken later
+            return _fail(error)
         outcome, message, code = FAILED, str(error), error.exit_code
     except NodeError as error:
-        print(f"mayfly: {error}", file=sys.stderr)
-        return error.exit_code
+        return _fail(error)
     except KeyboardInterrupt:
         return 0  # the unit was stopped: the run can go on
     if message:
@@ -62,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", type=Path, required=True, help="directory of the ledger")
     signs.add_option(parser)
     return parser
+
+
+def _fail(error: NodeError) -> int:
+    """Say why this head ends, and not that the run has: systemd starts another."""
+    print(f"mayfly: {error}", file=sys.stderr)
+    return NodeError.exit_code
 
 
 def _interrupt(*_: object) -> None:
@@ -89,11 +100,13 @@ def _work(args: argparse.Namespace, store: Store) -> tuple[str, str]:
 
 
 def _wait_until_free(store: Store) -> None:
-    """Let the lease of a head that has died elsewhere run out. Raises BadInput when it works."""
+    """Let the lease of a head that has died elsewhere run out. Raises NodeError when it works:
+    the run is in its hands, and has not ended."""
     deadline = time.monotonic() + FREE_S
-    while lock.is_held(store) and time.monotonic() < deadline:
+    while lock.is_held(store):
+        if time.monotonic() > deadline:
+            raise NodeError(f"another head works on {store.address} — this one waits for its end")
         time.sleep(1)
-    lock.require_free(store)
 
 
 def _start_scheduler(args: argparse.Namespace, file: Path) -> subprocess.Popen[bytes]:

@@ -84,6 +84,7 @@ def words(args: argparse.Namespace, address: str, cores: int, memory: int) -> li
         "--slots": args.slots,
         "--cpus": cores / args.processes if args.devices else args.slots,
         "--memory": memory // args.processes,
+        "--together": 1,  # a task on several nodes is never twice on one, but for its GPUs
         "--device": args.number if args.devices else None,
     }
     return [str(word) for pair in given.items() if pair[1] is not None for word in pair]

@@ -47,9 +47,11 @@ class Progress:
             if each["states"].get(RUNNING):
                 running.update(self._ledger.running_on(each["name"]))
         members = self._members()
+        left = slots_left(self._recipe, experiments, members)
         document = {
             "experiments": experiments,
-            "left": tasks_left(self._recipe, experiments, members),
+            "left": sum(left.values()),
+            "together": sum(left[name] for name in left if self._takes_nodes(name)),
             "nodes": nodes(members, running),
         }
         if document == self._last and self._clock() - self._written < EVERY_S:
@@ -57,6 +59,11 @@ class Progress:
         with contextlib.suppress(NodeError):
             self._store.write(names.PROGRESS, to_bytes({**document, "time": time.time()}))
             self._last, self._written = document, self._clock()
+
+    def _takes_nodes(self, experiment: str) -> bool:
+        """Whether its tasks take several nodes; with GPUs they take several of these."""
+        wanted = self._recipe.experiment(experiment).hardware
+        return wanted.nodes > 1 and not wanted.gpus
 
 
 def nodes(members: Sequence[Member], running: Mapping[str, int]) -> dict[str, dict[str, int]]:
@@ -69,23 +76,26 @@ def nodes(members: Sequence[Member], running: Mapping[str, int]) -> dict[str, di
     return found
 
 
-def tasks_left(
+def slots_left(
     recipe: Recipe, experiments: Sequence[Mapping[str, Any]], members: Sequence[Member] = ()
-) -> int:
-    """How many tasks could run at a time from now on, if there were nodes for all of them.
+) -> dict[str, int]:
+    """How many slots each experiment that is not over could use at a time from now on, if there
+    were nodes for all of its tasks: one for each, or for each of a task's nodes.
 
     Of an experiment that others go before, and of which nobody knows yet how many tasks it has,
     it is as many as run at a time on all nodes; no experiment runs more at a time than its
     `workers`.
     """
-    left = 0
+    left = {}
     for each in experiments:
         experiment = recipe.experiment(each["name"])
         if each["state"] in SETTLED:
             continue
+        nodes = experiment.hardware.nodes
         if each["tasks"] is None:
-            count = max(1, slots_for(members, experiment.hardware))
+            count = max(1, slots_for(members, experiment.hardware) // nodes)
         else:
             count = each["tasks"] - sum(each["states"].get(state, 0) for state in _OVER)
-        left += min(count, experiment.workers) if experiment.workers else count
+        most = min(count, experiment.workers) if experiment.workers else count
+        left[experiment.name] = most * nodes
     return left

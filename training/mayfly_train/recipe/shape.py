@@ -18,11 +18,11 @@ class Layout:
 
 
 def alike(recipe: Recipe) -> bool:
-    """Whether every task takes one core and says nothing else of its node."""
+    """Whether every task takes one core of one node, and says nothing else of it."""
     plain = Hardware()
     return all(
-        (each.hardware.cpus, each.hardware.memory, each.hardware.gpus)
-        == (plain.cpus, plain.memory, plain.gpus)
+        (each.hardware.cpus, each.hardware.memory, each.hardware.gpus, each.hardware.nodes)
+        == (plain.cpus, plain.memory, plain.gpus, plain.nodes)
         for each in recipe.experiments
     )
 
@@ -34,7 +34,7 @@ def wants_gpus(recipe: Recipe) -> bool:
 
 def layout(recipe: Recipe, slots: int, gpus: int) -> Layout:
     """One process for each GPU, else one for each task at a time; where tasks take more than a
-    core, one process that has all of them."""
+    core, or several nodes, one process that has all of them."""
     if gpus and wants_gpus(recipe):
         return Layout(gpus, 1, devices=True)
     return Layout(slots, 1) if alike(recipe) else Layout(1, slots)

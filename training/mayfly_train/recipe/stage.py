@@ -85,14 +85,15 @@ class Stage:
     def _new(self, most: int) -> list[Task]:
         stop = min(self._next + most, self.count)
         if self._sampler is not None:
-            return self._generation()
+            return self._generation(most)
         tasks = list(self._expansion.block(self._next, stop)) if stop > self._next else []
         self._ledger.freeze(tasks)
         self._next = max(self._next, stop)
         return tasks
 
-    def _generation(self) -> list[Task]:
-        """The next trials, when all before them have ended: results come in the trials' order."""
+    def _generation(self, most: int) -> list[Task]:
+        """The next trials, when all before them have ended: results come in the trials' order.
+        Those for which there is no room yet are kept for later."""
         if self.running or self._again or self._next >= self.count or self._sampler is None:
             return []
         stop = min(self._next + self.experiment.search.generation, self.count)
@@ -105,7 +106,8 @@ class Stage:
         tasks = [self._expansion.with_values(n, v) for n, v in zip(numbers, values)]
         self._ledger.freeze(tasks)
         self._next = stop
-        return tasks
+        self._again.extend(tasks[most:])
+        return tasks[:most]
 
     def verdict(self) -> tuple[str, str]:
         """Whether an experiment that is over is done or failed, and why."""
