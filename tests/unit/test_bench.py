@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/golden/radl/local.radl"
+PROGRAMS = ROOT / "training/programs"
+OWN = {path.stem for path in (ROOT / "tests/bench").glob("*.py")}
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +20,7 @@ def benches(monkeypatch):
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:  # `deploy`, `memory` are names that others may have
-        if name in ("bars", "deploy", "kept", "memory", "processes", "soak"):
+        if name in OWN:
             del sys.modules[name]
 
 
@@ -87,3 +89,30 @@ def test_what_grows_without_end_is_named():
     assert soak.growth(samples(containers=lambda n: int(n == 7))) == [
         "containers: 0 before, 1 afterwards"
     ]
+
+
+@pytest.mark.parametrize("program", sorted(path.stem for path in PROGRAMS.glob("*.py")))
+def test_a_program_is_told_only_what_it_takes(program):
+    from faults import lab
+
+    taken = lab.options_of(PROGRAMS / f"{program}.py")
+    assert {"data_dir", "job_dir", "train_steps", "batch_size"} <= taken
+    assert set(lab.told(program)) == set(lab.TOLD) & taken
+
+
+def test_the_launchers_programs_take_their_options():
+    import launchers
+    from faults import lab
+
+    for engine, program in launchers.PROGRAMS.items():
+        taken = lab.options_of(PROGRAMS / f"{program}.py")
+        assert set(launchers.options(engine)) | set(lab.told(program)) <= taken
+    assert lab.told("mnist_lightning") == {"batch_size": 32}
+
+
+@pytest.mark.parametrize(("ours", "reached"), [(910, True), (900, True), (890, False)])
+def test_a_launcher_may_be_slower_by_a_tenth(ours, reached):
+    import launchers
+
+    middle = {"ours": {"examples_per_s": ours}, "own": {"examples_per_s": 1000}}
+    assert launchers.compared(middle) == {"ratio": ours / 1000, "reached": reached}

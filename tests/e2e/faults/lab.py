@@ -6,11 +6,13 @@ on them anew, as a run of its own with its own URI, model and notice board.
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from machine import ROOT, docker, mayfly, nodes
@@ -24,6 +26,7 @@ from mayfly_train.lifecycle import CHIEF_TASK
 CLUSTER = "/etc/mayfly/cluster.json"
 ENDED = ("succeeded", "failed", "stopped")
 PROGRAMS = "/opt/mayfly/programs"
+SOURCES = ROOT / "training/programs"
 # What a small training still tells: a line of progress and a checkpoint every few seconds.
 TOLD = {"log_steps": 5, "checkpoint_seconds": 5, "batch_size": 32}
 QUICK = {**TOLD, "eval_seconds": 20}  # of the estimator's program
@@ -40,6 +43,21 @@ done
 """
 
 Document = dict[str, Any]
+
+
+def options_of(program: Path) -> set[str]:
+    """The options that a program takes, as keys of `args`: what it gives to `add_argument`."""
+    parts = ast.walk(ast.parse(program.read_text()))
+    calls = [node for node in parts if isinstance(node, ast.Call)]
+    added = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
+    words = [word.value for call in added for word in call.args if isinstance(word, ast.Constant)]
+    return {str(word).lstrip("-").replace("-", "_") for word in words}
+
+
+def told(name: str) -> Document:
+    """What of TOLD a built-in program takes; one that is told more ends with exit code 2."""
+    known = options_of(SOURCES / f"{name}.py")
+    return {key: value for key, value in TOLD.items() if key in known}
 
 
 def deploy(platform: LocalPlatform, bucket: Any, engine: str = ESTIMATOR, *more: str) -> Lab:
@@ -157,12 +175,16 @@ class Lab:
         """A built-in program, put on all nodes, as the topology document has it."""
         for container in self.containers.values():
             file = f"{name}.py"
-            docker(self.platform, "cp", str(ROOT / "training/programs" / file), f"{container}:/var")
+            docker(self.platform, "cp", str(SOURCES / file), f"{container}:/var")
             self._exec(container, f"mv /var/{file} {PROGRAMS}/{file}")
-        return {"path": f"{PROGRAMS}/{name}.py", "directory": PROGRAMS, "args": {**TOLD, **args}}
+        args = {**told(name), **args}
+        return {"path": f"{PROGRAMS}/{name}.py", "directory": PROGRAMS, "args": args}
 
     def _prepare(self, node: str, changes: Document) -> None:
-        """Write the topology document of a further run, and forget the last one's tasks."""
+        """Write the topology document of a further run, and forget the last one's tasks and logs.
+
+        A task removes the last run's log when it starts, and who waits for a line looks earlier.
+        """
         document = self.document  # the nodes' own is an earlier run's by now
         name = document["model_dir"].split("/mayfly/")[0]
         run = changes["run"]
@@ -176,7 +198,8 @@ class Lab:
         new["batch_size"] = args["batch_size"]
         text = json.dumps({**document, **new})
         self.sh(node, f"cat > {CLUSTER} <<'END'\n{text}\nEND")
-        self.sh(node, "rm -rf /var/lib/mayfly/tasks/* /var/lib/mayfly/ended")
+        logs = " ".join(f"/var/log/mayfly/{kind}-*.log" for kind in topology.KINDS)
+        self.sh(node, f"rm -rf /var/lib/mayfly/tasks/* /var/lib/mayfly/ended {logs}")
 
     # --- breaking ---
 
