@@ -24,8 +24,8 @@ from mayfly.local import platform as local  # noqa: E402
 
 
 @contextlib.contextmanager
-def deploy(engine: str = ESTIMATOR, bucket: Any = None) -> Iterator[kept.Lab]:
-    """Two workers, and a ps where the engine has one, without any training; destroyed at the end.
+def deploy(engine: str = ESTIMATOR, bucket: Any = None, workers: int = 2) -> Iterator[kept.Lab]:
+    """Workers, and a ps where the engine has one, without any training; destroyed at the end.
 
     MAYFLY_TEST_LAB may name a run whose kept nodes are used and left, for several benches in a row.
     """
@@ -34,7 +34,7 @@ def deploy(engine: str = ESTIMATOR, bucket: Any = None) -> Iterator[kept.Lab]:
     if run_id := os.environ.get("MAYFLY_TEST_LAB"):
         yield kept.attach(platform, bucket, run_id, nodes(platform))
         return
-    lab = kept.deploy(platform, bucket, engine)
+    lab = kept.deploy(platform, bucket, engine, workers=workers)
     try:
         yield lab
     finally:

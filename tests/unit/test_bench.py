@@ -116,3 +116,63 @@ def test_a_launcher_may_be_slower_by_a_tenth(ours, reached):
 
     middle = {"ours": {"examples_per_s": ours}, "own": {"examples_per_s": 1000}}
     assert launchers.compared(middle) == {"ratio": ours / 1000, "reached": reached}
+
+
+def test_each_engine_trains_the_same_network_by_options_that_its_program_takes():
+    import engines
+    from faults import lab
+
+    assert set(engines.PROGRAMS) == set(engines.REACH)
+    for program in engines.PROGRAMS.values():
+        taken = lab.options_of(PROGRAMS / f"{program}.py")
+        assert set(engines.TOLD) | set(lab.told(program)) <= taken
+
+
+def test_a_rate_leaves_out_the_start():
+    import engines
+
+    lines = [
+        "progress: restored_step=0",
+        "progress: step=20 loss=2.0 steps_per_second=0.5",
+        "INFO something else",
+        "progress: step=40 loss=1.0 steps_per_second=10",
+        "progress: step=60 loss=0.5 steps_per_second=20",
+        "progress: evaluated_step=60 accuracy=0.8",
+    ]
+    assert engines.rate(lines) == pytest.approx(40 / 3)  # 20 steps in 2 s, 20 in 1 s
+
+
+@pytest.mark.parametrize(
+    ("engine", "rate", "accuracy", "reached"),
+    [
+        ("horovod", 1760, 0.895, True),
+        ("horovod", 1758, 0.9, False),
+        ("mwms", 1700, 0.905, True),
+        ("keras-ps", 1900, 0.8949, False),
+    ],
+)
+def test_two_workers_are_efficient_and_as_good_as_one(engine, rate, accuracy, reached):
+    import engines
+
+    one = {"examples_per_s": 1000, "accuracy": 0.9}
+    found = engines.compared(engine, {1: one, 2: {"examples_per_s": rate, "accuracy": accuracy}})
+    assert found["efficiency"] == round(rate / 2000, 3)
+    assert found["accuracy_apart"] == pytest.approx(accuracy - 0.9, abs=1e-9)
+    assert found["reached"] is reached
+
+
+def test_the_table_has_the_published_rows():
+    import engines
+
+    def found(rate, total):
+        return {"examples_per_s": rate, "start_s": 9, "total_s": total, "accuracy": 0.9,
+                "samples": 1_437_696}  # fmt: skip
+
+    one, two, four = engines.rows(
+        {1: found(1000, 1450), 2: found(1900, 770), 4: found(1950, 750)}, 2
+    )
+    assert [row["epoch_s"] for row in (one, two, four)] == [59.9, 31.5, 30.7]
+    assert [row["times_one_worker"] for row in (one, two, four)] == [1.0, 1.9, 1.95]
+    assert [row["workers_per_core"] for row in (one, two, four)] == [1.0, 1.0, 2.0]
+    assert [row["published_accuracy"] for row in (one, two, four)] == [0.9965, 0.9956, 0.9953]
+    assert (two["workers"], two["total_s"], two["samples"]) == (2, 770, 1_437_696)

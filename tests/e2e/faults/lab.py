@@ -60,12 +60,15 @@ def told(name: str) -> Document:
     return {key: value for key, value in TOLD.items() if key in known}
 
 
-def deploy(platform: LocalPlatform, bucket: Any, engine: str = ESTIMATOR, *more: str) -> Lab:
-    """Deploy two workers with a training of a few steps, and keep the nodes."""
+def deploy(
+    platform: LocalPlatform, bucket: Any, engine: str = ESTIMATOR, *more: str, workers: int = 2
+) -> Lab:
+    """Deploy workers with a training of a few steps, and keep the nodes."""
     before = set(nodes(platform))
     outcome = mayfly(
-        *("deploy", "--cloud", "local", "--engine", engine, "--workers", "2", "--keep", "--json"),
-        *("--name", "faults", "--set", "trainer.steps=20", "--set", "limits.idle=4h", *more),
+        *("deploy", "--cloud", "local", "--engine", engine, "--workers", str(workers), "--keep"),
+        *("--json", "--name", "faults", "--set", "trainer.steps=20"),
+        *("--set", "limits.idle=4h", *more),
     )
     run_id = outcome.document.get("run")
     try:
