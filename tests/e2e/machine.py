@@ -29,7 +29,12 @@ class Outcome:
     messages: str
 
 
-def run(*command: str, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Outcome:
+def run(
+    *command: str,
+    env: dict[str, str] | None = None,
+    cwd: Path = ROOT,
+    timeout: float = ONE_RUN_S,
+) -> Outcome:
     """Run a command whose standard output is one JSON document (or nothing)."""
     done = subprocess.run(
         command,
@@ -37,15 +42,17 @@ def run(*command: str, env: dict[str, str] | None = None, cwd: Path = ROOT) -> O
         env={**testenv.environment(), **(env or {})},
         capture_output=True,
         text=True,
-        timeout=ONE_RUN_S,
+        timeout=timeout,
         check=False,
     )
     print(done.stderr[-6000:], file=sys.stderr)
     return Outcome(done.returncode, json.loads(done.stdout or "{}"), done.stderr)
 
 
-def mayfly(*arguments: str, env: dict[str, str] | None = None) -> Outcome:
-    return run(str(ROOT / ".venv/bin/mayfly"), *arguments, env=env)
+def mayfly(
+    *arguments: str, env: dict[str, str] | None = None, timeout: float = ONE_RUN_S
+) -> Outcome:
+    return run(str(ROOT / ".venv/bin/mayfly"), *arguments, env=env, timeout=timeout)
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

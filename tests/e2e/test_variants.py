@@ -14,6 +14,7 @@ from PIL import Image
 
 import testenv
 from mayfly import collection
+from mayfly_train import s3
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +35,40 @@ def test_two_parameter_servers(clean):
     document = deploy("--workers", "2", "--ps", "2").document
     assert document["ok"], document
     assert document["accuracy"] >= 0.88
+
+
+@pytest.mark.parametrize(
+    ("engine", "steps", "accuracy"), [("tf-server", "300", 0.7), ("command", "937", 0.75)]
+)
+def test_an_engine_whole(clean, engine, steps, accuracy):
+    done = deploy("--engine", engine, "--workers", "2", "--steps", steps)
+    document = done.document
+    assert done.code == 0, done.messages[-3000:]
+    assert document["ok"], document
+    assert document["leftovers"] == 0
+    assert document["global_step"] >= int(steps)
+    assert document["accuracy"] > accuracy
+
+
+def test_nodes_preprocess_and_then_train_on_the_result(bucket, clean):
+    """Fashion-MNIST's IDX files to tensors by both workers, which Horovod's ranks read."""
+    scale = {"to": "tensors", "mean": "0.1307", "std": "0.3081"}
+    flags = [word for key, value in scale.items()
+             for word in ("--set", f"data.preprocess.{key}={value}")]  # fmt: skip
+    done = deploy("--engine", "horovod", "--workers", "2", "--steps", "1874", *flags)
+    document = done.document
+    assert done.code == 0, done.messages[-3000:]
+    assert document["ok"], document
+    assert document["leftovers"] == 0
+    assert document["accuracy"] > 0.75
+    assert document["samples_seen"] == document["samples_processed"] == 1874 * 64
+    run = s3.parse_uri(document["model_uri"].rstrip("/").removesuffix("model"))
+    names = [name for name in s3.list_sizes(bucket, run.join("status")) if "preprocess-" in name]
+    told = [s3.read_json(bucket, run.join("status", name)) for name in names]
+    assert len(told) == 2, "each worker tells"
+    for report in told:
+        assert report["error"] is None
+        assert report["files_done"] == report["files_total"] > 8, "shards of both splits"
 
 
 def test_a_user_program_from_a_repository(platform, bucket, clean, tmp_path):

@@ -26,6 +26,7 @@ from mayfly_train.lifecycle import CHIEF_TASK
 CLUSTER = "/etc/mayfly/cluster.json"
 ENDED = ("succeeded", "failed", "stopped")
 PROGRAMS = "/opt/mayfly/programs"
+DEPLOY_S = 3600  # the engine's part of the node image may have to be compiled first
 SOURCES = ROOT / "training/programs"
 # What a small training still tells: a line of progress and a checkpoint every few seconds.
 TOLD = {"log_steps": 5, "checkpoint_seconds": 5, "batch_size": 32}
@@ -69,6 +70,7 @@ def deploy(
         *("deploy", "--cloud", "local", "--engine", engine, "--workers", str(workers), "--keep"),
         *("--json", "--name", "faults", "--set", "trainer.steps=20"),
         *("--set", "limits.idle=4h", *more),
+        timeout=DEPLOY_S,
     )
     run_id = outcome.document.get("run")
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from faults import frameworks
+from faults.engines import all_ranks_agree, program_of
 from faults.test_training import succeeded
 
 STEPS = 300
@@ -52,7 +53,10 @@ BUILT_IN = {
     "horovod": ("mnist_horovod_keras", "tensorflow"),
     "keras-ps": ("mnist_keras_ps", "tensorflow2"),
     "mwms": ("mnist_mwms", "tensorflow2"),
+    "command": ("mnist_lightning", "torch"),
+    "torch": ("mnist_lightning", "torch"),
 }
+SLOW = ("torch",)  # its nodes are those of command, whose torchrun trains the same program
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +66,9 @@ def idx(lab) -> Iterator[str]:
     frameworks.put_back(lab)
 
 
-@pytest.mark.parametrize("engine", BUILT_IN)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(e, marks=pytest.mark.slow if e in SLOW else ()) for e in BUILT_IN]
+)
 def test_an_engine_trains(lab, idx, engine):
     program, framework = BUILT_IN[engine]
     frameworks.install(lab, framework, horovod=framework if engine == "horovod" else "")
@@ -73,7 +79,7 @@ def test_an_engine_trains(lab, idx, engine):
         engine=engine,
         data_dir=idx,
         nodes=members if engine == "keras-ps" else {**members, "ps": []},
-        program=lab.program(program),
+        program=program_of(lab, engine, program),
         program_args={},
     )
     status = run.end(300)
@@ -81,3 +87,5 @@ def test_an_engine_trains(lab, idx, engine):
     assert status["accuracy"] > 0.75, "900 steps of 32; chance is 0.1"
     assert status["samples_seen"] == status["samples_processed"]
     assert run.read("manifest.json"), "the model is whole in the bucket"
+    if engine == "horovod":
+        all_ranks_agree(run, 2)
