@@ -43,6 +43,18 @@ for directory in $(awk '$3 == "tmpfs" && $2 ~ "^/var/" { print $2 }' /proc/mount
 done
 """
 
+# On a node: the process that a task's supervisor runs, and the last one in the line of its
+# children. A unit that is not running has 0 for its main process, whose children are all others'.
+PROCESSES = """
+main=$(systemctl show -P MainPID mayfly-task@{task})
+test "$main" -gt 0 || exit 0
+first=$(pgrep -P $main | head -n 1)
+test -n "$first" || exit 0
+last=$first
+while next=$(pgrep -P $last | head -n 1); test -n "$next"; do last=$next; done
+echo $first $last
+"""
+
 Document = dict[str, Any]
 
 
@@ -314,14 +326,23 @@ class Training:
         """The status once the training has come to a step."""
         return self.wait_until(lambda status: status["global_step"] >= step, seconds)
 
+    def process(self, task: str, rank: bool = False) -> int | None:
+        """The process id, on its node, of the program that a task runs now.
+
+        `rank` asks for what that has started itself, such as torchrun or Horovod's launcher has.
+        """
+        found = self.lab.sh(self.lab.node_of(task), PROCESSES.format(task=task)).split()
+        if not found or (rank and len(set(found)) == 1):
+            return None
+        return int(found[-1] if rank else found[0])
+
     def pid(self, task: str, seconds: float = 60) -> int:
         """The process id, on its node, of the program that a task runs or will run soon."""
-        find = f"pgrep -P $(systemctl show -P MainPID mayfly-task@{task}) || true"
         end = time.monotonic() + seconds
-        while not (found := self.lab.sh(self.lab.node_of(task), find).split()):
+        while (found := self.process(task)) is None:
             assert time.monotonic() < end, f"{task} runs no program"
             time.sleep(0.2)
-        return int(found[0])
+        return found
 
     def kill(self, task: str, signal: str = "KILL") -> None:
         """Send a signal to the program that a task runs, not to its supervisor."""

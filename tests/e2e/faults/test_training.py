@@ -6,6 +6,9 @@ import time
 
 import pytest
 
+from faults.kills import kill_and_tell
+from mayfly.engines import ESTIMATOR
+
 LIMIT_S = 180  # whatever ends in failure says so within this time
 BATCH = 32
 
@@ -21,8 +24,7 @@ def succeeded(status):
 def test_a_worker_is_killed(lab):
     run = lab.train(steps=200)
     run.at_step(30)
-    run.kill("worker-0")
-    status = run.end(300)
+    status = kill_and_tell(run, ESTIMATOR, "worker-0")
     succeeded(status)
     assert status["tasks"]["worker-0"]["attempts"] == 2
     assert status["samples_processed"] == status["samples_seen"]
@@ -45,8 +47,7 @@ def test_a_parameter_server_never_comes_back(lab):
 def test_a_task_that_holds_the_step_is_killed(lab, task):
     run = lab.train(steps=400)
     run.at_step(100)
-    run.kill(task)
-    status = run.end(400)
+    status = kill_and_tell(run, ESTIMATOR, task)
     succeeded(status)
     assert status["tasks"][task]["attempts"] == 2
     rewinds = [event for event in run.events() if event["event"] == "rewind"]
@@ -60,8 +61,7 @@ def test_a_task_that_holds_the_step_is_killed(lab, task):
 def test_the_evaluator_is_killed(lab):
     run = lab.train(steps=200)
     run.at_step(30)
-    run.kill("evaluator-0")
-    status = run.end(300)
+    status = kill_and_tell(run, ESTIMATOR, "evaluator-0")
     succeeded(status)
     assert status["tasks"]["evaluator-0"]["attempts"] == 2
     assert status["accuracy_step"] == status["global_step"]
