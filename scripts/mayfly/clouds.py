@@ -135,8 +135,9 @@ class CloudProfile(_Model):
     and memory only. `none`: not at all."""
     types: dict[str, InstanceType] = {}
     """Well-known instance types, from small to large. Others may be used, too."""
-    gpu: Literal["type", "count", "none"] = "none"
-    """How GPUs are asked for: by a type that has them, by their number, or not at all."""
+    gpu: Literal["type", "count", "own", "none"] = "none"
+    """How GPUs are asked for: by a type that has them, by their number, of nobody (`own` machines
+    have them or are refused), or not at all."""
     spot: bool = False
     """Interruptible nodes can be asked for."""
     spot_needs_own_im: str | None = None
@@ -249,7 +250,11 @@ def notices(spec: ClusterSpec, profile: CloudProfile) -> list[str]:
         asked["nodes.ps.instance"] = spec.nodes.ps.instance
         asked["nodes.worker.instance"] = spec.nodes.worker.instance
     if profile.instances == "none":
-        asked |= {f"nodes.{group}.{key}": value for group, key, value in _scarce(spec)}
+        asked |= {
+            f"nodes.{group}.{key}": value
+            for group, key, value in _scarce(spec)
+            if key == "spot" or profile.gpu == "none"
+        }
     if not profile.zones:
         asked["zone"] = spec.zone
     if not profile.networks:

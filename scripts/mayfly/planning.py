@@ -114,7 +114,7 @@ def _group(group: Nodes, plan: Plan) -> dict[str, Any]:
         "type": group.type,
         "cpu": size.cpu if size else None,
         "memory_mb": size.memory_mb if size else None,
-        "gpu": max(group.gpu, size.gpu) if size else None,
+        "gpu": max(group.gpu, size.gpu) if size else group.gpu or None,
         "gpu_model": size.gpu_model if size else None,
         "at_least": size is not None and group.type is None,
         "disk_gb": group.disk_gb,

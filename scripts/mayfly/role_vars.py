@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mayfly import inputs
+from mayfly.clouds import load_cloud
 from mayfly.engines import HOROVOD
 from mayfly.juicefs import MODEL_DIR, MOUNT_POINT, store_name
 from mayfly.run import Run
@@ -29,6 +30,7 @@ def role_vars(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         **_juicefs(spec, run),
         "dataset_source": spec.data.source,
         "dataset_run_uri": run.uri(spec),
+        **gpus(spec),
         **_preprocess(spec),
         **s3("dataset", run),
         "runtime_framework": spec.trainer.runtime,
@@ -58,6 +60,17 @@ def deadman(spec: ClusterSpec, run: Run) -> dict[str, Any]:
         # The other limits count from when the timer is armed, which is not when the bill begins.
         **({"deadman_age_s": paid} if paid else {}),
     }
+
+
+def gpus(spec: ClusterSpec) -> dict[str, Any]:
+    """What nodes must prove to have, lest paid GPUs lie idle while their node's CPU trains.
+
+    A job may name GPUs where no node can have any (`local`): the plan says that they are ignored.
+    """
+    if load_cloud(spec.cloud).gpu == "none":
+        return {}
+    wanted = {"gpu_ps_count": spec.nodes.ps.gpu, "gpu_worker_count": spec.nodes.worker.gpu}
+    return {name: count for name, count in wanted.items() if count}
 
 
 def _juicefs(spec: ClusterSpec, run: Run) -> dict[str, Any]:

@@ -246,7 +246,8 @@ class NodeGroup(Model):
     instance: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]+$")
     """Instance type of the cloud; the cloud's default when empty. CLOUD=local has none."""
     gpu: int = Field(default=0, ge=0)
-    """How many GPUs each node must have; an instance type without them is refused."""
+    """How many GPUs each node must have; an instance type without them is refused, and so is a node
+    whose driver shows fewer, before it trains."""
     spot: bool | Literal["prefer"] = False
     """Take interruptible capacity; `prefer` does where the cloud and its IM have that at all, and
     else pays in full. When there is no room for it now, only another offer (`any_of`) helps."""

@@ -28,6 +28,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "preprocess": {"engine": "torch", "data.preprocess.to": "tensors"},
     "juicefs": {"engine": "keras-ps", "store": "juicefs"},
+    "gpus": {"cloud": "static", "bucket": "b-1", "nodes.ps.gpu": 1, "nodes.worker.gpu": 2},
 }
 TYPES = {
     "str": str,
@@ -74,6 +75,12 @@ def test_every_variable_is_one_that_the_role_takes(role, job):
     for name, value in own.items():
         assert isinstance(value, TYPES[known[name].get("type", "str")]), name
         assert value in known[name].get("choices", [value]), name
+
+
+def test_nodes_are_told_the_gpus_that_they_must_have():
+    wanted = {"gpu_ps_count": 1, "gpu_worker_count": 2}
+    assert share(variables("gpus"), ["gpu"]) == wanted
+    assert share(variables("default"), ["gpu"]) == {}
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -398,6 +398,7 @@ def test_a_plan_for_own_machines_prints_the_command(mayfly, untouched):
     assert document["nodes"] == {"ps": 1, "worker": 1}
     assert document["command"].startswith(f"ansible-playbook -i {hosts} -e @")
     assert document["radl"] is None
+    assert "1 worker: 2 GPU" in mayfly(*words, "--set", "nodes.worker.gpu=2")[1]
 
 
 def test_deploy_on_own_machines_wants_an_inventory_that_is_there(mayfly, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from mayfly.clouds import CLOUDS, known_clouds, load_cloud, load_job, notices
 from mayfly.errors import MayflyError, UserError
 from mayfly.node_types import plan_nodes
+from mayfly.role_vars import gpus
 
 
 @pytest.mark.parametrize("name", known_clouds())
@@ -67,6 +68,19 @@ def test_what_a_cloud_cannot_give_is_said():
     said = notices(spec, profile)
     assert len(said) == 2
     assert "nodes.worker.instance is ignored" in said[0]
+
+
+def test_gpus_are_ignored_on_this_machine_and_required_of_ones_own():
+    wanted = {"nodes.worker.gpu": 2, "bucket": "my-models"}
+    spec, profile = load_job(None, {"cloud": "local", **wanted}, {})
+    assert notices(spec, profile) == [
+        "nodes.worker.gpu is ignored: cloud 'local' has no such choice"
+    ]
+    assert gpus(spec) == {}
+    spec, profile = load_job(None, {"cloud": "static", **wanted}, {})
+    assert notices(spec, profile) == []
+    assert gpus(spec) == {"gpu_worker_count": 2}
+    assert [group.gpu for group in plan_nodes(spec, profile)] == [0, 2]
 
 
 def test_nothing_is_said_when_all_is_given():

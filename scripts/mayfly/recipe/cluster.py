@@ -11,7 +11,7 @@ from mayfly.clouds import CloudProfile, load_cloud
 from mayfly.errors import UserError, nearest
 from mayfly.radl_render import Contents, render_contents
 from mayfly.recipe.plan import smallest
-from mayfly.role_vars import deadman, s3
+from mayfly.role_vars import deadman, gpus, s3
 from mayfly.run import Run
 from mayfly.spec import ClusterSpec, Layer, environment_settings, expand, merge, validate
 from mayfly.steps import load_stages
@@ -76,6 +76,7 @@ class Cluster:
         framework = framework_of(self.recipe)
         return {
             **deadman(spec, run),
+            **gpus(spec),
             "engine_store": self.address,
             **s3("engine", run),
             "engine_tls": inputs.placeholder(TLS),
