@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 QUERY = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+REBOOT_REQUIRED = Path("/run/reboot-required")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR = "0x10de"  # PCI-SIG's vendor id
 DISPLAY_CLASS = "0x03"  # PCI base class: display controllers, also those without a display
 
@@ -37,7 +39,7 @@ def probe() -> dict[str, Any]:
         "count": len(drivers) if cuda else 0,
         "driver": drivers[0] if drivers else None,
         "cuda": cuda,
-        "reboot_needed": Path("/run/reboot-required").exists() or "mismatch" in (problem or ""),
+        "reboot_needed": REBOOT_REQUIRED.exists() or "mismatch" in (problem or ""),
         "problem": problem,
     }
 
@@ -62,7 +64,7 @@ def has_hardware() -> bool:
     return any(
         (device / "vendor").read_text().strip() == NVIDIA_VENDOR
         and (device / "class").read_text().startswith(DISPLAY_CLASS)
-        for device in Path("/sys/bus/pci/devices").glob("*")
+        for device in PCI_DEVICES.glob("*")
     )
 
 
