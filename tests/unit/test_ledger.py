@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import random
+import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +42,79 @@ def test_an_intent_is_on_disk_before_the_call(ledger, tmp_path):
         other.close()
         step.detail = "infra-1"
     assert [(e.outcome, e.detail) for e in ledger.journal("one")] == [("done", "infra-1")]
+
+
+WRITER = """
+import pathlib, sys
+from mayfly.ledger import Ledger
+ledger = Ledger(pathlib.Path(sys.argv[1]))
+for number in range(int(sys.argv[2]), 10**9):
+    with ledger.intent("one", "create", str(number)):
+        print(number, flush=True)
+"""
+
+
+def test_a_kill_at_any_time_loses_no_call_that_was_made(ledger, tmp_path):
+    """What the writer prints stands for calls: each is in the journal before it."""
+    add(ledger, "one")
+    path, chance, made = tmp_path / "state/ledger.sqlite", random.Random(1), []
+    for _ in range(10):
+        made += killed_writer(path, first=len(made), after_s=chance.uniform(0, 0.1))
+        reopened = Ledger(path)
+        assert reopened._db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        assert set(made) <= {entry.target for entry in reopened.journal("one")}
+        reopened.close()
+    assert len(made) == len(set(made)) >= 10
+
+
+def killed_writer(path: Path, first: int, after_s: float) -> list[str]:
+    """What a process journalled that was killed some time after its first entry."""
+    words = [sys.executable, "-c", WRITER, str(path), str(first)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as writer:
+        begun = writer.stdout.readline()
+        killer = threading.Timer(after_s, writer.kill)
+        killer.start()
+        lines = [begun, *writer.stdout]
+        killer.join()
+    assert writer.returncode == -9
+    return [line.strip() for line in lines if line.endswith("\n")]
+
+
+def test_a_log_that_was_cut_anywhere_leaves_a_beginning_of_the_journal(ledger, tmp_path):
+    """As after a power cut: SQLite's write-ahead log ends somewhere, and all before it counts."""
+    path = tmp_path / "state/ledger.sqlite"
+    add(ledger, "one")
+    ledger._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    for number in range(3):
+        with ledger.intent("one", "create", str(number)) as step:
+            step.detail = f"infra-{number}"
+    whole = moments(ledger)
+    log = path.with_name(f"{path.name}-wal").read_bytes()
+    chance = random.Random(1)
+    cuts = [*range(0, len(log), 512), *(chance.randrange(len(log)) for _ in range(40)), len(log)]
+    lengths = []
+    for cut in sorted(cuts):
+        copy = tmp_path / "copy.sqlite"
+        shutil.copy(path, copy)
+        copy.with_name("copy.sqlite-shm").unlink(missing_ok=True)
+        copy.with_name("copy.sqlite-wal").write_bytes(log[:cut])
+        opened = Ledger(copy)
+        found = moments(opened)
+        opened.close()
+        assert found == whole[: len(found)], f"cut at {cut}"
+        lengths.append(len(found))
+    assert lengths == sorted(lengths), "less of the log never tells more"
+    assert (lengths[0], lengths[-1]) == (0, len(whole))
+
+
+def moments(ledger: Ledger) -> list[tuple[str, str]]:
+    """The journal as it was written: each intent, and each end, in its order."""
+    told = []
+    for entry in ledger.journal("one"):
+        told.append((entry.target, "intended"))
+        if entry.outcome:
+            told.append((entry.target, f"{entry.outcome} {entry.detail}"))
+    return told
 
 
 def test_a_failed_call_is_journalled_and_raised(ledger):
