@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+import re
 import sqlite3
 import sys
 
@@ -312,6 +314,70 @@ def test_a_report_is_also_one_html_file(mayfly, state, monkeypatch):
     code, out, _ = mayfly("report", "--json")
     assert (code, json.loads(out)["error"]["message"]) == (0, "no quota")
     assert "no quota" in mayfly("report")[1]
+
+
+class FakeTerminal(io.StringIO):
+    """Standard input at which somebody types this."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def paid(mayfly, monkeypatch):
+    """Deploy three nodes on a cloud that costs money, at a terminal; returns what `mayfly` returns,
+    and which jobs were deployed."""
+    from tests.unit.cloud_fakes import FakeEC2, FakePricing, size
+
+    spot = [{"InstanceType": "c6i.xlarge", "SpotPrice": price} for price in ("0.1", "0.2")]
+    ec2 = FakeEC2(types={"m6i.large": size(2, 8192), "c6i.xlarge": size(4, 8192)}, spot=spot)
+    parts = {"ec2": ec2, "pricing": FakePricing({"m6i.large": [0.3], "c6i.xlarge": [0.4]})}
+    monkeypatch.setattr("boto3.client", lambda service, region_name: parts[service])
+    for name in ("AWS_REGION", "MAYFLY_PRICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    deployed = []
+    done = Outcome({"ok": True, "run": "one", "phases": {}}, None)
+    monkeypatch.setattr(cli, "deploy", lambda job, tools: deployed.append(job) or done)
+
+    def run(typed: str, *flags: str):
+        monkeypatch.setattr(sys, "stdin", FakeTerminal(typed))
+        words = ["deploy", "--cloud", "aws", "--bucket", "b-1", "--budget", "9 USD", *flags]
+        return *mayfly(*words), deployed
+
+    return run
+
+
+QUESTION = "Make 3 nodes on Amazon EC2? [y/N]:"
+
+
+def test_whoever_says_no_has_seen_what_it_would_be_and_nothing_is_made(paid):
+    code, out, err, deployed = paid("n\n")
+    assert (code, out.strip(), deployed) == (130, "", [])
+    assert err.count(QUESTION) == 1
+    plan = err.partition(QUESTION)[0]
+    for told in (
+        r"aws, region us-east-1",
+        r"1 ps: m6i\.large, .* 0\.3 USD an hour each",
+        r"2 worker: c6i\.xlarge, .* 0\.4 USD an hour each",
+        r"creates .* 3 instance, .* 3 public address, .* 1 directory in the bucket",
+        r"price .* 1\.12 USD an hour",
+        r"the whole run .* [\d.]+ to [\d.]+ USD for [\d.]+ to [\d.]+ hours",
+        r"spot workers .* [\d.]+ to [\d.]+ USD less for the run",
+        r"limits .* training 2 h .* at most, 20 min .* without progress, budget 9 USD",
+    ):
+        assert re.search(told, plan), told
+
+
+def test_whoever_says_yes_is_asked_once(paid):
+    code, _, err, deployed = paid("y\n")
+    assert (code, len(deployed), err.count(QUESTION)) == (0, 1, 1)
+
+
+def test_whoever_has_said_yes_before_is_not_asked(paid):
+    code, _, err, deployed = paid("", "--yes")
+    assert (code, len(deployed)) == (0, 1)
+    assert "Make 3 nodes" not in err
 
 
 def test_a_failed_deploy_names_the_report(mayfly, monkeypatch):
