@@ -409,15 +409,24 @@ def priced(stage, basis=BASIS) -> None:
     stage.ready = replace(stage.ready, job=replace(stage.ready.job, basis=basis))
 
 
-def test_a_run_that_its_nodes_stopped_has_a_model_a_reason_and_an_exit_code(stage):
-    stage.store.statuses = [STOPPED]
+@pytest.mark.parametrize(
+    ("reason", "because"),
+    [
+        ("budget", STOPPED["stopped_because"]),
+        ("max_duration", "training took longer than limits.max_duration, 7200 s"),
+        ("idle", "no step was made for limits.idle, 1200 s"),
+    ],
+)
+def test_a_run_that_its_nodes_stopped_has_a_model_a_reason_and_an_exit_code(stage, reason, because):
+    stage.store.statuses = [{**STOPPED, "reason": reason, "stopped_because": because}]
     outcome = run(stage)
     assert isinstance(outcome.error, LimitReached)
-    assert outcome.error.exit_code == 3
+    assert (outcome.error.exit_code, outcome.error.reason) == (3, reason)
     document = outcome.document
-    assert (document["ok"], document["reason"], document["steps"]) == (False, "budget", 100)
+    assert (document["ok"], document["reason"], document["steps"]) == (False, reason, 100)
     assert document["model_uri"] == f"{URI}model/"
-    assert "stopped at step 40 of 100" in document["error"]["message"]
+    assert document["leftovers"] == 0
+    assert document["error"]["message"].startswith(f"{because}: stopped at step 40 of 100")
     record = stage.tools.ledger.get(RUN)
     assert (record.state, record.outcome) == ("destroyed", "stopped")
     assert stage.im.radls == {}
