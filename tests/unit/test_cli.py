@@ -179,6 +179,23 @@ def test_the_schema_is_json(mayfly):
     assert "trainer" in json.loads(out)["properties"]
 
 
+def test_a_task_is_explained(mayfly):
+    job = ["explain", "--engine", "tf-server", "--workers", "3"]
+    code, out, _ = mayfly(*job, "--task", "worker-1", "--json")
+    document = json.loads(out)
+    (task,) = document["tasks"]
+    assert (code, document["engine"], document["example"]) == (0, "tf-server", True)
+    # The chief is the program's worker 0.
+    assert (task["task"], task["node"]) == ("worker-1", "worker-2")
+    assert " --job_name worker --task_index 2 " in " ".join(task["command"])
+    assert (task["environment"]["JOB_NAME"], task["environment"]["TASK_INDEX"]) == ("worker", "2")
+    code, out, _ = mayfly(*job, "--task", "worker-1")
+    assert (code, "TASK_INDEX" in out, "chief-0" in out) == (0, True, False)
+    code, out, err = mayfly(*job, "--task", "worker-9")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no task worker-9" in err and "it has ps-0, chief-0, worker-0, worker-1" in err
+
+
 def test_lint_tells_file_and_line(mayfly, tmp_path):
     wrong = tmp_path / "wrong.radl"
     wrong.write_text("network public (outports = '22/tcp, 80/tcp')\nsystem ps ()\ndeploy ps 1\n")
