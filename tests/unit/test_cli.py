@@ -5,9 +5,12 @@ import json
 import re
 import sqlite3
 import sys
+from collections.abc import Iterator
 
 import pytest
 import requests
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from mayfly import cli, report
@@ -297,19 +300,20 @@ def test_a_check_shows_no_key_even_when_nobody_answers(mayfly, monkeypatch, stat
     assert CANARY not in out + err
 
 
-COMMANDS = [
-    *(["check"],),
-    *(["deploy"], ["plan"], ["status"], ["ls"], ["logs"], ["ssh"], ["tensorboard"], ["destroy"]),
-    *(["clouds"], ["prices", "show"], ["prices", "update"], ["verify-clean"], ["gc"]),
-    *(
-        ["schema"],
-        ["lint"],
-        ["data", "put"],
-        ["local", "up"],
-        ["local", "down"],
-        ["local", "status"],
-    ),
-]
+def commands(group: TyperGroup, *before: str) -> Iterator[list[str]]:
+    """The words of every command in a group and in those below it."""
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, *before, name)
+        else:
+            yield [*before, name]
+
+
+COMMANDS = list(commands(get_command(cli.app)))
+
+
+def test_groups_are_looked_into():
+    assert {("deploy",), ("recipe", "run"), ("heat", "delete")} <= set(map(tuple, COMMANDS))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

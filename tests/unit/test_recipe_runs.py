@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from mayfly.cli import app
 from mayfly.errors import UserError
 from mayfly.recipe import look, runs
 from mayfly.recipe.execute import execute
@@ -161,6 +163,14 @@ def test_logs_of_a_task(folder: Path, stream: str):
     run, place, ledger = worked(folder)
     text = b"".join(look.log(look.find_task("train/2", run), stream, place, ledger, False))
     assert text == {"stdout": b'{"acc": 2, "note": "a"}\n', "stderr": b"careful\n"}[stream]
+
+
+def test_logs_are_a_document_too(folder: Path):
+    _, place, _ = worked(folder)
+    words = ["recipe", "logs", "train/2", "--stderr", "--store", str(folder.parent / "store")]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    document = {"run": place.name, "task": "train/2", "node": None, "kind": "application"}
+    assert json.loads(done.output) == {**document, "lines": ["careful"]}
 
 
 def test_following_goes_on_until_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch):

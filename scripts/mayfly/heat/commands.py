@@ -57,9 +57,8 @@ def _flag(field: str, *names: str, **more: Any) -> Any:
 
 
 @app.command(
-    epilog="Examples: mayfly heat (asks four questions);"
-    " mayfly heat --repo https://example.org/team/repo.git --entrypoint train.py --workers 2;"
-    " mayfly heat delete STACK",
+    epilog="Example: mayfly heat template --repo https://example.org/team/repo.git"
+    " --entrypoint train.py --workers 2; mayfly heat (asks four questions)",
 )
 def template(
     context: typer.Context,

@@ -257,12 +257,22 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", help="Go on until it ends.")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", help="Its standard error.")] = False,
     store: Store = None,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what a task has printed, while it runs, too; or what a node was busy with meanwhile, and
     its system's journal."""
     place = _place(run, store)
-    for piece in _pieces(place, task, node, kind, "stderr" if stderr else "stdout", follow):
+    pieces = _pieces(place, task, node, kind, "stderr" if stderr else "stdout", follow)
+    if as_json:  # one document, so with --follow it comes at the end
+        lines = b"".join(pieces).decode(errors="replace").splitlines()
+        emit(
+            {"run": place.name, "task": task, "node": node, "kind": kind, "lines": lines},
+            None,
+            as_json=True,
+        )
+        return
+    for piece in pieces:
         sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
 
