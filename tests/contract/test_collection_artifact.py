@@ -14,6 +14,7 @@ from mayfly import collection
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+PLAYBOOKS = sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml"))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_contents(tarball: Path):
         "README.md",
         "MANIFEST.json",
         "meta/runtime.yml",
-        "playbooks/site.yml",
+        *(f"playbooks/{name}.yml" for name in PLAYBOOKS),
         "training/mayfly_train/__main__.py",
         "training/programs/cifar10.py",
         "roles/hadoop/tasks/main.yml",
@@ -53,15 +54,8 @@ def test_installs_and_its_playbooks_run_by_fqcn(tarball: Path, tmp_path: Path):
     install = [BIN / "ansible-galaxy", "collection", "install", "--offline", str(tarball)]
     subprocess.run(install, check=True, capture_output=True, env=environment, cwd=tmp_path)
     inventory = ROOT / "inventory/example/hosts.yml"
-    for playbook in ("site", "hdfs", "dataset", "runtime", "train", "check"):
-        command = [
-            BIN / "ansible-playbook",
-            "-i",
-            str(inventory),
-            "--syntax-check",
-            f"mayfly.training.{playbook}",
-        ]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr
+    names = [f"mayfly.training.{name}" for name in PLAYBOOKS]
+    command = [BIN / "ansible-playbook", "-i", str(inventory), "--syntax-check", *names]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("playbook: ") == len(PLAYBOOKS)
