@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import xml.etree.ElementTree as ET
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -176,3 +179,91 @@ def test_the_table_has_the_published_rows():
     assert [row["workers_per_core"] for row in (one, two, four)] == [1.0, 1.0, 2.0]
     assert [row["published_accuracy"] for row in (one, two, four)] == [0.9965, 0.9956, 0.9953]
     assert (two["workers"], two["total_s"], two["samples"]) == (2, 770, 1_437_696)
+
+
+# --- kill points ----------------------------------------------------------------------------------
+
+
+def ended(seconds: float, *left: str, happened: bool = True, lost: int = 0, code: int = 0):
+    """What a point came to: so many of ours that are left, and of others that are lost."""
+    from fake_ec2.cases import Outcome
+
+    return Outcome(
+        left={"instances": set(left), "volumes": set()},
+        foreign_lost={"groups": {f"sg-{number}" for number in range(lost)}},
+        foreign_changed=False,
+        destroyed=True,
+        im_runs=True,
+        seconds=seconds,
+        told={"call": "RunInstances", "happened": happened, "destroy": code},
+    )
+
+
+@pytest.fixture
+def bench_killpoints(monkeypatch, tmp_path, capsys):
+    """Run the bench with labs in which points end like this, into a file of the test's own; returns
+    its exit code and the last line that it prints."""
+    import killpoints
+
+    monkeypatch.setattr(killpoints, "KEPT", tmp_path / "build/killpoints.jsonl")
+    monkeypatch.setattr(killpoints.signal, "signal", lambda *_: None)
+
+    def play(*outcomes, seed: int = 1, canary: tuple[str, ...] = ()):
+        class FakeLabs:
+            def __init__(self, directory, count):
+                self.every = [SimpleNamespace(canary_in=lambda: list(canary))]
+                self.futures = {}
+
+            def submit(self, name, case):
+                self.futures[name] = Future()
+                self.futures[name].set_result(outcomes[int(name)])
+
+            def close(self):
+                pass
+
+        monkeypatch.setattr(killpoints, "Labs", FakeLabs)
+        monkeypatch.setattr(sys, "argv", ["killpoints", f"N={len(outcomes)}", f"SEED={seed}"])
+        code = killpoints.main()
+        return code, json.loads(capsys.readouterr().out)
+
+    return play
+
+
+def test_kill_points_without_a_leak_are_summed_up(bench_killpoints):
+    code, told = bench_killpoints(
+        ended(10), ended(20.04), ended(40), ended(99, happened=False), ended(50, code=1)
+    )
+    assert code == 0
+    assert told == {
+        "points": 4,
+        "leaks": 0,
+        "foreign_harmed": 0,
+        "not_destroyed": 1,
+        "missed": 1,
+        "by_victim": {"im": 2, "client": 1, "destroy": 1},
+        "median_s": 30.0,
+        "canary": [],
+    }
+
+
+def test_a_leak_a_key_in_a_file_and_only_misses_are_told(bench_killpoints):
+    code, told = bench_killpoints(ended(1, happened=False))
+    assert (code, told["points"], told["missed"], told["median_s"]) == (0, 0, 1, None)
+    code, told = bench_killpoints(ended(1), canary=("im.log",))
+    assert (code, told["canary"]) == (1, ["im.log"])
+    code, told = bench_killpoints(ended(1, "i-1", "i-2", lost=3))
+    assert (code, told["leaks"], told["foreign_harmed"]) == (1, 2, 3)
+
+
+def test_kill_points_of_earlier_runs_count_and_a_leak_is_not_forgotten(bench_killpoints, tmp_path):
+    assert bench_killpoints(ended(10), ended(20, "i-1"))[0] == 1
+    code, told = bench_killpoints(ended(30), seed=2)
+    assert (code, told["points"], told["leaks"], told["median_s"]) == (1, 3, 1, 20.0)
+    kept = [json.loads(line) for line in (tmp_path / "build/killpoints.jsonl").open()]
+    assert [(each["seed"], each["whom"], each["leaks"]) for each in kept] == [
+        (1, "im", 0),
+        (1, "client", 1),
+        (2, "im", 0),
+    ]
+    assert kept[1]["left"] == {"instances": ["i-1"], "volumes": []}
+    assert all(each["point"].startswith(f"{each['whom']}, ") for each in kept)
