@@ -74,7 +74,9 @@ def experiment(name: str, state: str, tasks: int | None, **states: int) -> dict[
 
 
 def test_what_is_left_counts_each_experiment_up_to_its_workers():
-    made = Recipe("r", (Experiment("a", ("true",), workers=3), Experiment("b", ("true",))))
+    files = (Parameter("f", "glob", pattern="*"),)
+    many = Experiment("b", ("true {{f}}",), files)
+    made = Recipe("r", (Experiment("a", ("true",), workers=3), many))
     members = [Member("n.0-a", 2, 2, 0, 0)]
     running = experiment("a", "running", 10, done=2, failed=1)
     waiting, done = experiment("b", "waiting", None), experiment("a", "done", 10, done=10)
@@ -82,6 +84,13 @@ def test_what_is_left_counts_each_experiment_up_to_its_workers():
     assert slots_left(made, [done, running], members) == {"a": 3}
     last = experiment("b", "running", 10, done=9)
     assert slots_left(made, [experiment("a", "skipped", None), last], members) == {"b": 1}
+
+
+def test_what_comes_later_counts_when_its_number_is_known():
+    number = (Parameter("n", "integers", low=1, high=9),)
+    made = Recipe("r", (Experiment("a", ("true",)), Experiment("b", ("true {{n}}",), number)))
+    both = [experiment("a", "running", 1, running=1), experiment("b", "waiting", None)]
+    assert slots_left(made, both, [Member("n.0-a", 4, 4, 0, 0)]) == {"a": 1, "b": 9}
 
 
 def test_a_task_on_several_nodes_leaves_as_much_as_it_takes(tmp_path: Path):

@@ -6,6 +6,7 @@ The control side adds and removes nodes by it, and shows it; it asks nobody else
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +14,11 @@ from typing import Any
 
 from mayfly_train.errors import NodeError
 from mayfly_train.recipe import names
-from mayfly_train.recipe.document import Recipe
+from mayfly_train.recipe.document import Experiment, Recipe
 from mayfly_train.recipe.engine import Member, slots_for
 from mayfly_train.recipe.ledger import RUNNING, Ledger
 from mayfly_train.recipe.shape import node_of
+from mayfly_train.recipe.space import Space
 from mayfly_train.recipe.stage import SETTLED
 from mayfly_train.recipe.store import Store, to_bytes
 
@@ -82,9 +84,8 @@ def slots_left(
     """How many slots each experiment that is not over could use at a time from now on, if there
     were nodes for all of its tasks: one for each, or for each of a task's nodes.
 
-    Of an experiment that others go before, and of which nobody knows yet how many tasks it has,
-    it is as many as run at a time on all nodes; no experiment runs more at a time than its
-    `workers`.
+    Of an experiment that others go before, and whose files nobody knows yet, it is as many as run
+    at a time on all nodes; no experiment runs more at a time than its `workers`.
     """
     left = {}
     for each in experiments:
@@ -93,9 +94,18 @@ def slots_left(
             continue
         nodes = experiment.hardware.nodes
         if each["tasks"] is None:
-            count = max(1, slots_for(members, experiment.hardware) // nodes)
+            room = max(1, slots_for(members, experiment.hardware) // nodes)
+            count = planned_count(experiment) or room
         else:
             count = each["tasks"] - sum(each["states"].get(state, 0) for state in _OVER)
         most = min(count, experiment.workers) if experiment.workers else count
         left[experiment.name] = most * nodes
     return left
+
+
+@functools.lru_cache
+def planned_count(experiment: Experiment) -> int | None:
+    """How many tasks an experiment will have that is not expanded yet; None when files decide."""
+    if any(each.kind == "glob" for each in experiment.parameters):
+        return experiment.samples or None
+    return Space(experiment.parameters, experiment.samples, experiment.search.seed).count
