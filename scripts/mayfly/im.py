@@ -75,7 +75,8 @@ class Manager(Protocol):
     """What deploy and destroy need of IM."""
 
     restarts: int
-    """How often the service was lost and came back: what it was doing then, it does no more."""
+    """How often the service was lost and came back since the last `create`: what it was doing
+    then, it does no more."""
 
     def create(self, radl: str) -> str: ...
     def state(self, infrastructure: str) -> State: ...
@@ -152,9 +153,9 @@ class IM:
 
     def create(self, radl: str) -> str:
         """Ask for an infrastructure and return its id at once; IM goes on creating it."""
-        return str(
-            self._call("create", lambda: self._client.create(radl, asyncr=True), again=False)
-        )
+        made = self._call("create", lambda: self._client.create(radl, asyncr=True), again=False)
+        self.restarts = 0  # the service that makes it is the one that came back
+        return str(made)
 
     def state(self, infrastructure: str) -> State:
         """Return the state; raises RemoteError when IM does not know the infrastructure."""

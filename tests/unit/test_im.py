@@ -122,6 +122,7 @@ def test_a_service_that_is_gone_is_started_again(im, monkeypatch):
     assert service.restarts == 1
     service._client.answers["create"] = lost
     assert service.create("radl") == "infra-1"
+    assert service.restarts == 0, "what is made by the new one goes on"
 
 
 def test_a_create_that_may_have_been_heard_is_not_repeated(im):
