@@ -55,6 +55,7 @@ class MayflyEC2CloudConnector(EC2CloudConnector):
         self.place = None  # region and keys of the call that is served
         self.marks = {}
         self.spot = False
+        self.zone = None
         self.launching = False
         self.refusal = None
         self.session = None
@@ -87,6 +88,7 @@ class MayflyEC2CloudConnector(EC2CloudConnector):
         system = radl.systems[0]
         self._stand_for(system, inf, system.getValue("disk.0.image.url"), auth_data)
         self.spot = system.getValue("spot") == "yes"
+        self.zone = system.getValue("availability_zone")
         plain = radl.clone()
         plain.systems[0].delValue("spot")  # IM's own way to spot nodes is not taken
         self.launching, self.session, self.refusal = True, None, None
@@ -94,6 +96,21 @@ class MayflyEC2CloudConnector(EC2CloudConnector):
             return super().launch(inf, plain, requested_radl, num_vm, auth_data)
         finally:
             self.launching, self.session, self.spot = False, None, False
+
+    def get_default_subnet(self, conn):
+        """Network and subnet where none is named: the subnet of the zone that is asked for, as
+        Amazon refuses a node whose zone is not its subnet's. IM takes the first one."""
+        vpc, subnet = super().get_default_subnet(conn)
+        if not vpc or not self.zone:
+            return vpc, subnet
+        inside = [
+            {"Name": "vpc-id", "Values": [vpc]},
+            {"Name": "availability-zone", "Values": [self.zone]},
+        ]
+        found = conn.describe_subnets(Filters=inside)["Subnets"]
+        if not found:
+            raise CloudConnectorException(f"No subnet of {vpc} is in zone {self.zone}.")
+        return vpc, found[0]["SubnetId"]
 
     def updateVMInfo(self, vm, auth_data):
         """Tell IM the node's state and addresses."""

@@ -20,6 +20,15 @@ SEEN_S = 0.5
 # What another shell may want of a run that is at work.
 OTHERS = {"destroy": ("destroy",), "status": ("status",), "gc": ("gc", "--cloud", "aws", "--yes")}
 
+ZONES = ("eu-west-1a", "eu-west-1b")
+IN_TWO_ZONES = ("--set", f"ordered=[{{zone: {ZONES[0]}}}, {{zone: {ZONES[1]}}}]")
+NO_RIGHT = (
+    "You are not authorized to perform this operation. User: arn:aws:iam::123456789012:user/tests"
+    " is not authorized to perform: ec2:RunInstances on resource:"
+    " arn:aws:ec2:eu-west-1:123456789012:instance/* because no identity-based policy allows the"
+    " ec2:RunInstances action."
+)
+
 
 @dataclass
 class Outcome:
@@ -122,6 +131,27 @@ def refused(code: str, status: int, after: int) -> Case:
     return case
 
 
+def no_room_in_the_first_zone(lab: Lab) -> dict[str, Any]:
+    """Amazon has one node in the first zone, and no second one; it has all in the next zone."""
+    lab.proxy.refusals["RunInstances"] = Refusal(
+        "InsufficientInstanceCapacity", 500, after=1, until=2
+    )
+    command = lab.deploy(*IN_TWO_ZONES)
+    lab.wait_for_state("configuring", command=command)
+    zones, journal = zones_of(lab), lab.journal()
+    ended = lab.interrupt(command)
+    asked = lab.proxy.count("RunInstances")
+    return {"zones": zones, "journal": journal, "ended": ended, "asked": asked, "left": lab.ours()}
+
+
+def not_permitted(lab: Lab) -> dict[str, Any]:
+    """The user's keys may make security groups, and no nodes."""
+    lab.proxy.refusals["RunInstances"] = Refusal("UnauthorizedOperation", 403, message=NO_RIGHT)
+    ended = lab.end(lab.deploy(*IN_TWO_ZONES))
+    asked = lab.proxy.count("RunInstances")
+    return {"ended": ended, "asked": asked, "journal": lab.journal(), "left": lab.ours()}
+
+
 def throttled(lab: Lab) -> dict[str, Any]:
     """Amazon is asked too often, once: the node is asked for again."""
     lab.proxy.refusals["RunInstances"] = Refusal("RequestLimitExceeded", 503, after=1, until=2)
@@ -216,6 +246,11 @@ def killed(point: Point) -> Case:
     return case
 
 
+def zones_of(lab: Lab) -> list[str]:
+    """The zone of each of our nodes."""
+    return [node["Placement"]["AvailabilityZone"] for node in lab.nodes()]
+
+
 def marks_of(lab: Lab) -> dict[str, Any]:
     """How each thing of ours is marked, by kind, and what is particular to nodes."""
     ec2 = lab.client("ec2")
@@ -247,7 +282,7 @@ def marks_of(lab: Lab) -> dict[str, Any]:
         ]
         for kind, things in listed.items()
     }
-    nodes = [node for identity, node in listed["instance"] if identity in ours["instance"]]
+    nodes = lab.nodes()
     ends = [
         ec2.describe_instance_attribute(
             InstanceId=node["InstanceId"], Attribute="instanceInitiatedShutdownBehavior"

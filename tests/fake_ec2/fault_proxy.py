@@ -19,7 +19,7 @@ from typing import Any
 READ = ("Describe", "List", "Get", "GET", "HEAD")
 ERROR = (
     '<?xml version="1.0"?><Response><Errors><Error><Code>{code}</Code>'
-    "<Message>injected</Message></Error></Errors><RequestID>test</RequestID></Response>"
+    "<Message>{message}</Message></Error></Errors><RequestID>test</RequestID></Response>"
 )
 
 
@@ -31,6 +31,7 @@ class Refusal:
     status: int = 400
     after: int = 0
     until: float = float("inf")
+    message: str = "injected"
 
 
 @dataclass
@@ -106,7 +107,7 @@ class FaultProxy:
                 if fault and fault.when == "before" and self.strike(fault):
                     return
                 if refusal:
-                    text = ERROR.format(code=refusal.code).encode()
+                    text = ERROR.format(code=refusal.code, message=refusal.message).encode()
                     answer = (refusal.status, [("Content-Type", "text/xml")], text)
                 else:
                     answer = proxy._ask(self.command, self.path, body, dict(self.headers.items()))

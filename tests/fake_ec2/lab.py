@@ -25,7 +25,7 @@ from machine import ROOT
 
 import testenv
 from fake_ec2.fault_proxy import FaultProxy
-from mayfly.ledger import Ledger, Record
+from mayfly.ledger import Entry, Ledger, Record
 from mayfly.local import imservice
 from mayfly.local.imservice import CLOUDS
 from mayfly.local.paths import find_paths
@@ -201,6 +201,16 @@ class Lab:
         found = {kind: things - self.foreign[kind] for kind, things in now.items()}
         return {kind: things for kind, things in found.items() if things}
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """Our nodes, as EC2 describes them."""
+        ours = self.ours().get("instance", set())
+        return [
+            node
+            for page in self.client("ec2").describe_instances()["Reservations"]
+            for node in page["Instances"]
+            if node["InstanceId"] in ours
+        ]
+
     def foreign_lost(self) -> dict[str, set[str]]:
         """Somebody else's things that are gone."""
         now = self.everything()
@@ -289,6 +299,14 @@ class Lab:
         ledger = Ledger(path)
         try:
             return next(iter(ledger.runs()), None)
+        finally:
+            ledger.close()
+
+    def journal(self) -> list[Entry]:
+        """What was journalled for the latest run of this state directory."""
+        ledger = Ledger(self.state / "ledger.sqlite")
+        try:
+            return ledger.journal(ledger.get(None).run)
         finally:
             ledger.close()
 

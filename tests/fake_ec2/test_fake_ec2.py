@@ -97,6 +97,41 @@ def test_a_refused_node_ends_the_run_with_the_reason(
     assert outcome.told["asked"] <= max(after, 1) + 1
 
 
+@case("no_room", cases.no_room_in_the_first_zone)
+def test_the_next_offer_is_made_once_what_the_first_has_made_is_gone(
+    outcome: Outcome, clean: Outcome
+):
+    assert outcome.told["zones"] == [cases.ZONES[1]] * NODES
+    first, second = outcome.told["ended"].document["attempts"]
+    assert [first["cause"], second["cause"]] == ["capacity", None]
+    assert (cases.ZONES[0] in first["offer"], cases.ZONES[1] in second["offer"]) == (True, True)
+    done = [
+        (entry.action, entry.outcome)
+        for entry in outcome.told["journal"]
+        if entry.action in ("offer", "create", "destroy")
+    ]
+    assert done == [
+        ("offer", "failed"),
+        ("create", "done"),
+        ("destroy", "done"),
+        ("offer", "done"),
+        ("create", "done"),
+    ]
+    assert outcome.told["asked"] == 2 + NODES
+    assert "IM was restarted" not in outcome.told["ended"].messages  # it was, between the offers
+    assert (outcome.told["ended"].code, outcome.told["left"]) == (130, {})
+
+
+@case("not_permitted", cases.not_permitted)
+def test_a_missing_permission_is_named_and_no_other_offer_tried(outcome: Outcome, clean: Outcome):
+    ended = outcome.told["ended"]
+    assert ended.code == 1
+    assert [each["cause"] for each in ended.document["attempts"]] == ["permission"]
+    assert "the keys need ec2:RunInstances;" in ended.messages
+    assert [entry.action for entry in outcome.told["journal"]].count("offer") == 1
+    assert (outcome.told["asked"], outcome.told["left"]) == (2, {})
+
+
 @case("throttled", cases.throttled)
 def test_what_was_only_asked_too_often_is_asked_again(outcome: Outcome, clean: Outcome):
     assert len(outcome.told["ours"]["instance"]) == NODES

@@ -34,6 +34,11 @@ class FakeConnector:
     def get_instance_tags(system: Any, auth: Any, inf: Any) -> dict[str, str]:
         return {RUN["Key"]: RUN["Value"]}
 
+    @staticmethod
+    def get_default_subnet(conn: Any) -> tuple[str, str]:
+        first = conn.describe_subnets()["Subnets"][0]
+        return first["VpcId"], first["SubnetId"]
+
     def launch(self, inf, radl, requested_radl, num_vm, auth_data):
         self.launched.append((num_vm, radl.systems[0].getValue("spot"), self.spot))
         return self.answers.pop(0)
@@ -199,6 +204,32 @@ def test_only_what_passes_is_asked_for_again(connector, monkeypatch, answers, ca
     found = connector.launch_with_retry(inf, FakeRadl(), None, count, FakeAuth(), 3, 5)
     assert [success for success, _ in found] == ends
     assert len(connector.launched) == calls
+
+
+@pytest.mark.parametrize("zone", [f"{REGION}a", f"{REGION}c"])
+def test_a_node_is_put_into_a_subnet_of_its_zone(connector, ec2, zone):
+    connector.zone = zone
+    vpc, subnet = connector.get_default_subnet(ec2)
+    (found,) = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]
+    assert (found["AvailabilityZone"], found["VpcId"]) == (zone, vpc)
+
+
+def test_a_zone_without_a_subnet_is_named(connector, ec2):
+    connector.zone = "eu-west-1z"
+    with pytest.raises(RuntimeError, match="No subnet of vpc-[0-9a-f]+ is in zone eu-west-1z"):
+        connector.get_default_subnet(ec2)
+
+
+def test_without_a_zone_it_is_ims_own_choice(connector, ec2):
+    assert connector.get_default_subnet(ec2) == FakeConnector.get_default_subnet(ec2)
+
+
+@pytest.mark.parametrize("zone", ["eu-west-1b", None])
+def test_a_launch_is_for_the_zone_of_its_system(connector, zone):
+    connector.answers = [[(True, "vm")]]
+    given = {"availability_zone": zone} if zone else {}
+    connector.launch(SimpleNamespace(id="inf-1"), FakeRadl(**given), None, 1, FakeAuth())
+    assert connector.zone == zone
 
 
 def test_ims_own_way_to_spot_nodes_is_not_taken(connector):
