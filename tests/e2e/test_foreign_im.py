@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from foreign_im import Foreign, keys, serving
 from mayfly.auth.entry import Entry, client_item
 from mayfly.errors import UserError
 from mayfly.im import IM
 from mayfly.im_server import find_server, greet
-from mayfly.local import imservice
-from mayfly.local.daemons import Daemon
-from mayfly.local.paths import CHECKOUT, find_paths
-from mayfly.local.ports import free_ports
 from mayfly.redact import Secret
 
 CANARY = "canary-of=the;'tests'"
@@ -40,39 +34,14 @@ deploy worker 1
 """
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """The service: its address, its directory, and Python with IM in it."""
-
-    url: str
-    directory: Path
-    python: Path
-
-
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Foreign]:
-    environment = imservice.install(find_paths(), lambda text: print(text, file=sys.stderr))
-    directory, (port,) = tmp_path_factory.mktemp("im"), free_ports(1)
-    users = {"users": [{"username": "ada", "password": CANARY}]}
-    (directory / "users.json").write_text(json.dumps(users))
-    (directory / "im.cfg").write_text(imservice.config(directory, port))
-    connectors = CHECKOUT / "scripts/im_connectors"
-    ours = connectors / "contextualization"
-    imservice.make_contextualization(environment, ours, directory / "contextualization")
-    (directory / "tmp").mkdir()
-    daemon = Daemon("foreign-im", directory)
-    command = [str(environment / "bin/python"), str(connectors / "im_local_service.py")]
-    daemon.start(command, imservice._environ(directory, environment))
-    url = f"http://127.0.0.1:{port}"
-    try:
-        daemon.wait(lambda: imservice._answers(url), 90)
-        yield Foreign(url, directory, environment / "bin/python")
-    finally:
-        daemon.stop()
+    with serving(tmp_path_factory.mktemp("im"), CANARY) as service:
+        yield service
 
 
 def environ(foreign: Foreign, **more: str) -> dict[str, str]:
-    return {"IM_URL": foreign.url, "IM_USER": "ada", "IM_PASSWORD": CANARY, **more}
+    return {**keys(foreign, CANARY), **more}
 
 
 def test_it_takes_the_keys_and_refuses_others(foreign: Foreign):

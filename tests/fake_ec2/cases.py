@@ -10,16 +10,20 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fake_ec2.fault_proxy import Fault, Refusal
 from fake_ec2.lab import Lab
+from foreign_im import keys, serving
 from mayfly.local import imservice
 
 SEEN_S = 0.5
 # What another shell may want of a run that is at work.
 OTHERS = {"destroy": ("destroy",), "status": ("status",), "gc": ("gc", "--cloud", "aws", "--yes")}
 
+STOCK_IM = Path(__file__).with_name("stock_im.py")
+IM_PASSWORD = "a password of somebody else's IM"
 ZONES = ("eu-west-1a", "eu-west-1b")
 IN_TWO_ZONES = ("--set", f"ordered=[{{zone: {ZONES[0]}}}, {{zone: {ZONES[1]}}}]")
 NO_RIGHT = (
@@ -178,6 +182,36 @@ def database_deleted(lab: Lab) -> dict[str, Any]:
     for path in lab.im_directory.glob(f"{imservice.DATABASE}*"):
         path.unlink()
     return {"there": lab.ours()}
+
+
+def foreign_im(lab: Lab) -> dict[str, Any]:
+    """Somebody else's IM, with IM's own connector, makes the nodes and destroys them."""
+    directory = lab.state / "foreign-im"
+    directory.mkdir()
+    told = {name: lab.environ()[name] for name in ("AWS_ENDPOINT_URL", "AWS_EC2_METADATA_DISABLED")}
+    with serving(directory, IM_PASSWORD, STOCK_IM, told) as service:
+        lab.more = keys(service, IM_PASSWORD)
+        spot = lab.end(lab.deploy("--set", "nodes.worker.spot=true"))
+        writes_for_spot = list(lab.proxy.writes)
+        command = lab.deploy("--set", "nodes.worker.spot=prefer")
+        lab.wait_for_state("configuring", command=command)
+        command.kill()
+        lab.end(command)
+        nodes, there = lab.nodes(), lab.ours()
+        lab.more = {}
+        elsewhere = lab.run("destroy")
+        still_there = lab.ours()
+        lab.more = keys(service, IM_PASSWORD)
+        destroyed = lab.run("destroy")
+    return {
+        "spot": spot,
+        "writes_for_spot": writes_for_spot,
+        "nodes": nodes,
+        "there": there,
+        "elsewhere": elsewhere,
+        "still_there": still_there,
+        "destroyed": destroyed,
+    }
 
 
 # --- kill points ---------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ class Lab:
         self.server = self._start_server()
         self.proxy = FaultProxy(self.port)
         self.number = 0  # of the state directory
+        self.more: dict[str, str] = {}  # variables of the case that is played
         self.said = ""
         self.closed = False
         self.commands: list[subprocess.Popen[str]] = []
@@ -227,6 +228,7 @@ class Lab:
     def new_state(self) -> Path:
         """Another state directory: another laptop, in effect."""
         self.stop_im()
+        self.more = {}
         self.number += 1
         path = self.state
         path.mkdir()
@@ -253,6 +255,7 @@ class Lab:
             "AWS_ENDPOINT_URL": self.proxy.url,
             "AWS_REGION": REGION,
             "AWS_EC2_METADATA_DISABLED": "true",
+            **self.more,
         }
 
     def start(self, *words: str) -> subprocess.Popen[str]:

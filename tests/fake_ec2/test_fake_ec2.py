@@ -150,6 +150,34 @@ def test_im_may_forget_everything(outcome: Outcome, clean: Outcome):
     assert len(outcome.told["there"]["instance"]) == NODES
 
 
+@case("foreign_im", cases.foreign_im)
+def test_a_foreign_im_makes_and_destroys_nodes(outcome: Outcome, clean: Outcome):
+    assert len(outcome.told["there"]["instance"]) == NODES
+    assert len(outcome.told["there"]["security group"]) == 3
+    destroyed = outcome.told["destroyed"]
+    assert (destroyed.code, destroyed.document["ok"]) == (0, True)
+    assert "without IM" not in destroyed.messages  # else our sweep alone has done it
+
+
+@case("foreign_im", cases.foreign_im)
+def test_a_foreign_im_gets_no_spot_nodes(outcome: Outcome, clean: Outcome):
+    """`true` is refused before anything is made; `prefer` becomes on demand."""
+    refused = outcome.told["spot"]
+    assert refused.code == 2
+    assert "spot is True, and IM_URL names a foreign IM: IM 2.0 cannot cancel" in refused.messages
+    assert outcome.told["writes_for_spot"] == []
+    assert "spot request" not in outcome.told["there"]
+    assert [node.get("InstanceLifecycle") for node in outcome.told["nodes"]] == [None] * NODES
+
+
+@case("foreign_im", cases.foreign_im)
+def test_our_own_im_is_not_asked_to_destroy_what_another_made(outcome: Outcome, clean: Outcome):
+    refused = outcome.told["elsewhere"]
+    assert refused.code == 2
+    assert "was made by the IM at http://127.0.0.1:" in refused.messages
+    assert outcome.told["still_there"] == outcome.told["there"]
+
+
 KILLED = [
     pytest.param(point, marks=case(str(point), cases.killed(point)), id=str(point))
     for point in cases.points(6, seed=6)
