@@ -6,6 +6,7 @@ nothing is left, is looked at by `play`.
 
 from __future__ import annotations
 
+import base64
 import random
 import time
 from collections.abc import Callable
@@ -324,4 +325,16 @@ def marks_of(lab: Lab) -> dict[str, Any]:
         for node in nodes
     ]
     spot = sum(node.get("InstanceLifecycle") == "spot" for node in nodes)
-    return {"tags": tags, "ends": ends, "spot": spot, "run": lab.record()}
+    return {
+        "tags": tags,
+        "ends": ends,
+        "spot": spot,
+        "run": lab.record(),
+        "first_boots": [first_boot_of(lab, node["InstanceId"]) for node in nodes],
+    }
+
+
+def first_boot_of(lab: Lab, node: str) -> str:
+    """What a node is told to do at its first boot."""
+    told = lab.client("ec2").describe_instance_attribute(InstanceId=node, Attribute="userData")
+    return base64.b64decode(told["UserData"]["Value"]).decode()

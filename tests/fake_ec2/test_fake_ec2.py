@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
+import testenv
 from fake_ec2 import cases
 from fake_ec2.cases import Outcome
+from mayfly.first_boot import UNIT
 
 NODES = 3
 CAPACITY, QUOTA = "InsufficientInstanceCapacity", "VcpuLimitExceeded"
@@ -30,12 +33,24 @@ def assert_marked(outcome: Outcome, **counts: int) -> None:
         assert all(wanted.items() <= each.items() for each in tags), (kind, tags)
 
 
+def assert_told_to_end(first_boots: list[str]) -> None:
+    """Each node has its timer before anybody has logged in; anybody on it can read that."""
+    assert len(first_boots) == NODES
+    for text in first_boots:
+        assert text.startswith("#cloud-config\n")
+        (command,) = yaml.safe_load(text)["bootcmd"]
+        assert f"--unit={UNIT} --on-active=" in command[-1]
+        assert command[-1].endswith("systemctl poweroff")
+        assert testenv.CANARY not in text
+
+
 @case("created", cases.created_and_destroyed)
 def test_created_and_destroyed(outcome: Outcome, clean: Outcome):
     assert_marked(
         outcome, instance=NODES, volume=NODES, interface=NODES, security_group=3, spot_request=0
     )
     assert outcome.told["marks"]["ends"] == ["terminate"] * NODES
+    assert_told_to_end(outcome.told["marks"]["first_boots"])
     assert outcome.told["calls"].count("RunInstances") == NODES
     assert outcome.told["status"]["state"] == "configuring"
 
@@ -62,6 +77,7 @@ def test_another_process_is_kept_off_a_run_at_work(outcome: Outcome, clean: Outc
 def test_spot_nodes(outcome: Outcome, clean: Outcome):
     assert_marked(outcome, instance=NODES, volume=NODES, interface=NODES, spot_request=2)
     assert (outcome.told["marks"]["spot"], outcome.told["marks"]["ends"]) == (2, ["terminate"] * 3)
+    assert_told_to_end(outcome.told["marks"]["first_boots"])
     assert (outcome.told["code"], outcome.told["left"]) == (130, {})
 
 
