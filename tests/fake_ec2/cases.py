@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_ec2.fault_proxy import Fault, Refusal
-from fake_ec2.lab import Lab
+from fake_ec2.lab import BUCKET, Lab
 from foreign_im import keys, serving
 from mayfly.local import imservice
 
@@ -25,6 +25,13 @@ OTHERS = {"destroy": ("destroy",), "status": ("status",), "gc": ("gc", "--cloud"
 
 STOCK_IM = Path(__file__).with_name("stock_im.py")
 IM_PASSWORD = "a password of somebody else's IM"
+RECIPE = """
+name: naps
+experiments:
+  nap:
+    command: sleep {{seconds}}
+    parameters: {seconds: {range: 1-8}}
+"""
 ZONES = ("eu-west-1a", "eu-west-1b")
 IN_TWO_ZONES = ("--set", f"ordered=[{{zone: {ZONES[0]}}}, {{zone: {ZONES[1]}}}]")
 NO_RIGHT = (
@@ -213,6 +220,19 @@ def foreign_im(lab: Lab) -> dict[str, Any]:
         "still_there": still_there,
         "destroyed": destroyed,
     }
+
+
+def quota_for_fewer_nodes(lab: Lab) -> dict[str, Any]:
+    """A recipe wishes for a head and four workers, and the account may have three nodes."""
+    lab.proxy.refusals["RunInstances"] = Refusal("VcpuLimitExceeded", after=3, until=4)
+    file = lab.directory / "recipe.yml"
+    file.write_text(RECIPE)
+    where = ("--cloud", "aws", "--workers", "4", "--store", f"s3://{BUCKET}/")
+    command = lab.start("recipe", "run", str(file), *where, "--yes")
+    lab.wait_for_state("configuring", command=command)
+    nodes, asked = lab.nodes(), lab.proxy.count("RunInstances")
+    ended = lab.interrupt(command)
+    return {"nodes": nodes, "asked": asked, "ended": ended, "left": lab.ours()}
 
 
 # --- kill points ---------------------------------------------------------------------------------

@@ -194,6 +194,15 @@ def test_our_own_im_is_not_asked_to_destroy_what_another_made(outcome: Outcome, 
     assert outcome.told["still_there"] == outcome.told["there"]
 
 
+@case("fewer_nodes", cases.quota_for_fewer_nodes)
+def test_a_recipe_takes_the_nodes_that_the_quota_allows(outcome: Outcome, clean: Outcome):
+    ended = outcome.told["ended"]
+    assert [each["cause"] for each in ended.document["attempts"]] == ["quota", None]
+    assert len(outcome.told["nodes"]) == 3  # a head and two workers
+    assert outcome.told["asked"] == 4 + 3
+    assert (ended.code, outcome.told["left"]) == (130, {})
+
+
 KILLED = [
     pytest.param(point, marks=case(str(point), cases.killed(point)), id=str(point))
     for point in cases.points(6, seed=6)
