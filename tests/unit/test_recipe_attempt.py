@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -242,6 +243,45 @@ def test_an_input_is_fetched_again_when_the_store_has_failed(lab: Lab):
     inputs = ("prepare/000001/a-9",)
     assert attempt.run(job(line, inputs=inputs), node)["state"] == "broken"
     assert attempt.run(job(line, name="a-2", inputs=inputs), node)["state"] == "done"
+
+
+def left_in(directory: Path) -> list[str]:
+    """What has a dot before its name, but the lock."""
+    return [path.name for path in directory.rglob(".*") if path.name != ".lock"]
+
+
+@pytest.mark.parametrize("what", ["input", "source"])
+def test_a_disk_that_is_full_keeps_nothing_of_what_was_fetched(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    """Else it would stay full, for nobody but the same thread would remove it."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_text("x")
+    digest = sources.put(tmp_path / "source", lab.store) if what == "source" else ""
+    inputs = ("prepare/000001/a-9",) if what == "input" else ()
+    lab.store.write("outputs/prepare/000001/a-9/model", b"weights")
+
+    def fake_full(*words: Any, **_: Any) -> None:
+        (words[1] / "part" if what == "source" else words[1]).write_text("the first part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sources.tarfile.TarFile, "extractall", fake_full)
+        patch.setattr(lab.store, "download", fake_full)
+        node, line = lab.node(), job(["true"], inputs=inputs, source=digest)
+        outcome = attempt.run(line, node)
+    assert outcome["state"] == "broken" and "No space left" in outcome["message"]
+    assert left_in(node.scratch) == []
+    assert attempt.run(line, node)["state"] == "done"
+
+
+def test_what_a_killed_process_has_unpacked_in_part_goes_with_the_next(lab: Lab, tmp_path: Path):
+    (tmp_path / "source").mkdir()
+    digest = sources.put(tmp_path / "source", lab.store)
+    cache = lab.path / "sources"
+    (cache / f".{digest}.999999999-1-1/part").mkdir(parents=True)
+    sources.unpacked(digest, cache, lab.store)
+    assert left_in(cache) == []
 
 
 def test_a_marker_that_is_refused_and_not_there_is_written_again(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mayfly_train.recipe import identity, process
+from mayfly_train.recipe import identity, process, slots
 from mayfly_train.recipe.slots import Records
 
 STUBBORN = """
@@ -93,7 +93,7 @@ def test_what_leaves_the_group_is_found_by_its_adopter(tmp_path: Path):
     """In a process of its own, because adopting is for the whole process."""
     script = f"""
 import os, pathlib, sys, time
-from mayfly_train.recipe import identity, process
+from mayfly_train.recipe import identity, process, slots
 from mayfly_train.recipe.slots import Records
 process.adopt_orphans()
 out = open({str(tmp_path / "out")!r}, "wb")
@@ -131,6 +131,17 @@ def test_orphans_of_a_killed_worker_are_found_by_their_record(tmp_path: Path):
             each.wait()
 
 
+def test_what_a_killed_worker_was_fetching_goes_with_it(tmp_path: Path):
+    kept = tmp_path / process.OUTPUTS / "prepare/000001/a-1.2"
+    (kept / "model").mkdir(parents=True)
+    (kept.with_name(".a-2.999999999-1-1") / "model").mkdir(parents=True)
+    with slots.whole(kept.with_name("a-3")):
+        process.kill_orphans(tmp_path)
+        names = sorted(path.name.split("-")[1] for path in kept.parent.iterdir())
+    assert names == ["1.2", f"3.{os.getpid()}"]
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["a-1.2", "a-3"]
+
+
 def test_the_group_is_told_while_the_command_runs(execute, tmp_path: Path):
     groups: list[int] = []
     execute(["sh", "-c", "echo $$"], note=groups.append)
@@ -140,7 +151,7 @@ def test_the_group_is_told_while_the_command_runs(execute, tmp_path: Path):
 def test_children_of_what_has_left_the_group_end_too(tmp_path: Path):
     script = f"""
 import os, pathlib
-from mayfly_train.recipe import identity, process
+from mayfly_train.recipe import identity, process, slots
 process.adopt_orphans()
 out = open({str(tmp_path / "out")!r}, "wb")
 environment = dict(os.environb)

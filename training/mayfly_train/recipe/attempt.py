@@ -157,18 +157,12 @@ def _run(job: Job, task: Task, node: Node) -> Outcome:
 
 def _fetch(name: str, inputs: Path, node: Node) -> None:
     """Another task's output below `inputs`, as a link to the copy that this node keeps."""
-    kept = node.scratch / "outputs" / name
+    kept = node.scratch / process.OUTPUTS / name
     prefix = f"outputs/{name}/"
     if not kept.exists():
-        new = kept.with_name(f".{kept.name}-{os.getpid()}-{threading.get_ident()}")
-        slots.remove(new)  # of an earlier try that the store has failed
-        new.mkdir(parents=True)
-        for each in node.store.names(prefix):
-            node.store.download(each, new / each[len(prefix) :])
-        try:
-            new.rename(kept)
-        except OSError:  # another task of this node was quicker
-            shutil.rmtree(new)
+        with slots.whole(kept) as new:
+            for each in node.store.names(prefix):
+                node.store.download(each, new / each[len(prefix) :])
     link = inputs / name.rpartition("/")[0]
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(kept.absolute(), target_is_directory=True)

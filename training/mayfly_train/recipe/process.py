@@ -20,7 +20,7 @@ from mayfly_train.recipe import identity, slots
 ATTEMPT = "MAYFLY_ATTEMPT"  # in the environment of all that an attempt starts
 WORKER = "MAYFLY_WORKER"  # whose attempt it is, as `identity` names it
 GRACE_S = 5.0  # from TERM to KILL
-RUNNING, SLOTS = "running", "slots"  # below a node's scratch directory
+RUNNING, SLOTS, OUTPUTS = "running", "slots", "outputs"  # below a node's scratch directory
 _LOOK_S = 0.2  # how often someone who may want an end is asked
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as shells report it
 _PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG, _PR_SET_NAME = 36, 1, 15
@@ -213,7 +213,7 @@ def _prctl(option: int, value: int) -> None:
 
 def kill_orphans(scratch: Path) -> int:
     """Kill what workers, which are dead themselves, have left on this node, and remove their
-    slots; how many process groups there were.
+    slots and what they were fetching; how many process groups there were.
 
     Records name groups. What left its group, or was started so late that its worker died before
     it could record it, is known by its environment.
@@ -231,6 +231,9 @@ def kill_orphans(scratch: Path) -> int:
             for slot in (scratch / SLOTS).glob(f"{record.name}.*"):
                 shutil.rmtree(slot, ignore_errors=True)
             record.unlink(missing_ok=True)
+    for path in (scratch / OUTPUTS).glob("*/*/.*"):
+        if slots.is_left(path):
+            shutil.rmtree(path, ignore_errors=True)
     for pid in _pids():
         has = _environment_of(pid)
         if has.get(ATTEMPT) in attempts or _is_orphan(has):

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from mayfly_train.recipe import identity
+
 RECORD_BYTES = 128
 
 
@@ -82,6 +84,35 @@ def read_records(path: Path) -> tuple[str, list[tuple[int, str]]]:
 
 def _padded(text: str) -> bytes:
     return f"{text:<{RECORD_BYTES - 1}}\n".encode()
+
+
+@contextlib.contextmanager
+def whole(kept: Path) -> Iterator[Path]:
+    """A new directory that becomes `kept` at the end, unless another was quicker; an error leaves
+    nothing of it, for it may be a full disk's. Its name says whose it is."""
+    pid = os.getpid()
+    own = f"{pid}-{identity.start_time(pid)}-{threading.get_ident()}"
+    new = kept.with_name(f".{kept.name}.{own}")
+    try:
+        new.mkdir(parents=True)
+        yield new
+        try:
+            new.rename(kept)
+        except OSError:
+            if not kept.exists():
+                raise
+    finally:
+        with contextlib.suppress(OSError):
+            remove(new)
+
+
+def is_left(path: Path) -> bool:
+    """Whether a directory of `whole` is of a process that has ended."""
+    try:
+        pid, started, _ = map(int, path.name.rpartition(".")[2].split("-"))
+    except ValueError:
+        return False
+    return identity.start_time(pid) != started
 
 
 def remove(path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mayfly_train.errors import BadInput, NodeError
+from mayfly_train.recipe import slots
 from mayfly_train.recipe.store import Store
 
 LIMIT_BYTES = 200 << 20
@@ -93,11 +94,9 @@ def unpacked(digest: str, cache: Path, store: Store) -> Path:
             data = store.read(object_name(digest))
             if data is None or hashlib.sha256(data).hexdigest() != digest:
                 raise NodeError(f"{store.address}/{object_name(digest)} is missing or damaged")
-            new = cache / f".{digest}.{os.getpid()}"
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir()
-            with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            for path in cache.glob(".*.*"):  # whoever has begun it had the lock, and was killed
+                shutil.rmtree(path, ignore_errors=True)
+            with slots.whole(kept) as new, tarfile.open(fileobj=io.BytesIO(data)) as archive:
                 # Our own archive, its digest is checked: links in it lead where the user wants.
                 archive.extractall(new, **_AS_PACKED)
-            new.rename(kept)
     return kept
