@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mayfly_train.errors import NodeError
 from mayfly_train.recipe import sources
 from mayfly_train.recipe.attempt import Job, Node
 from mayfly_train.recipe.document import Experiment, Hardware, Recipe
@@ -55,6 +56,31 @@ class Lab:
             return Head(run, ledger, engine).work(), ledger
         finally:
             engine.close()
+
+
+class FakeAwayStore:
+    """A store that fails the next `failures` calls of some kinds, and then works again."""
+
+    def __init__(self, store: Store, *kinds: str, error: NodeError | None = None) -> None:
+        self._store, self._kinds = store, kinds
+        self._error = error or NodeError("the store is away")
+        self.failures, self.failed = 0, 0
+        self.when_failed: Callable[[], object] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        true = getattr(self._store, name)
+        if name not in self._kinds:
+            return true
+
+        def call(*words: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                self.failed += 1
+                self.when_failed()
+                raise self._error
+            return true(*words)
+
+        return call
 
 
 class FakeLossyEngine(InProcessEngine):

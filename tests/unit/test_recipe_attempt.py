@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mayfly_train.errors import NodeError
-from mayfly_train.recipe import attempt, names, sources
+from mayfly_train.recipe import attempt, names, patience, sources
 from mayfly_train.recipe.attempt import Job
 from mayfly_train.recipe.expand import Task
 from mayfly_train.recipe.store import S3Store, read_json
@@ -229,7 +229,10 @@ def test_a_slot_outlives_what_a_task_puts_in_its_place(
     assert [path.name for path in there.iterdir()] == ["file"]
 
 
-def test_an_input_is_fetched_again_when_the_store_has_failed(lab: Lab):
+def test_an_input_is_fetched_again_when_the_store_has_failed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(patience, "PATIENCE_S", -1.0)
     lab.store.write("outputs/prepare/000001/a-9/model", b"weights")
     download, failures = lab.store.download, [1]
 

@@ -21,9 +21,11 @@ from typing import Any, BinaryIO
 from mayfly_train.errors import BadInput, NodeError
 from mayfly_train.recipe import gang, identity, names, process, results, shipping, slots, sources
 from mayfly_train.recipe.expand import Task, task_from
+from mayfly_train.recipe.patience import Patience, PatientStore
 from mayfly_train.recipe.shipping import Curve, MedianWatch, Shipper, Tail
 from mayfly_train.recipe.slots import Records, Slot, Slots
 from mayfly_train.recipe.store import Store, read_json, to_bytes
+from mayfly_train.s3 import S3Error
 
 DONE, FAILED, STOPPED, CANCELLED, BROKEN = "done", "failed", "stopped", "cancelled", "broken"
 ACCEPTED = (DONE, STOPPED)
@@ -98,13 +100,14 @@ def run(job: Job, node: Node) -> Outcome:
     try:
         if job.attempt in node.cancelled:
             return {"state": CANCELLED, "attempt": job.attempt, "node": node.name}
-        marker = read_json(node.store, names.done(task.id))
+        marker = read_json(_store(job, node), names.done(task.id))
         if marker is not None:
             return dict(marker)
         outcome = _run(job, task, node)
     except Exception as error:  # noqa: BLE001 (else an engine would decide what becomes of the task)
         # Not the command's fault: no room on the disk, or no way to the store.
-        outcome = {"state": BROKEN, "message": _line(error)}
+        why = _end_of(job, node)
+        outcome = {"state": why or BROKEN, "message": _ENDED[why] if why else _line(error)}
     outcome |= {
         "task": task.id,
         "attempt": job.attempt,
@@ -116,14 +119,26 @@ def run(job: Job, node: Node) -> Outcome:
     return _leave(outcome, task, job, node)
 
 
+def _patience(job: Job, node: Node) -> Patience:
+    """For a store that is away while an attempt is to go on: what has run for hours is not to be
+    lost for minutes without one."""
+    return Patience(lambda: _end_of(job, node))
+
+
+def _store(job: Job, node: Node) -> Store:
+    return PatientStore(node.store, _patience(job, node))
+
+
 def _leave(outcome: Outcome, task: Task, job: Job, node: Node) -> Outcome:
     """Write the marker of a good end, or the record of another; a marker that is there wins."""
     try:
         if outcome["state"] in ACCEPTED and job.rank == 0:
-            return _claim(names.done(task.id), outcome, node.store)
-        node.store.write(names.attempt(task.id, job.attempt), to_bytes(outcome))
+            return _claim(names.done(task.id), outcome, _store(job, node))
+        # Whoever is broken for want of a store has waited for it.
+        store = node.store if outcome["state"] == BROKEN else _store(job, node)
+        store.write(names.attempt(task.id, job.attempt), to_bytes(outcome))
     except NodeError as error:
-        return {**outcome, "state": BROKEN, "message": _line(error)}
+        return {**outcome, "state": _end_of(job, node) or BROKEN, "message": _line(error)}
     return outcome
 
 
@@ -147,22 +162,23 @@ def _run(job: Job, task: Task, node: Node) -> Outcome:
     with node.slots.one() as slot:
         slot.clear(keep_source=not job.source)
         if job.source:
-            sources.copy(job.source, slot.source, node.scratch / "sources", node.store)
+            cache = node.scratch / "sources"
+            sources.copy(job.source, slot.source, cache, _store(job, node))
         for name in task.inputs:
-            _fetch(name, slot.inputs, node)
+            _fetch(name, slot.inputs, node.scratch / process.OUTPUTS, _store(job, node))
         with slot.stdout.open("wb") as out, slot.stderr.open("wb") as err:
             ended = _commands(slot, (out, err), job, task, node)
         return _judge(ended, slot, job, task, node)
 
 
-def _fetch(name: str, inputs: Path, node: Node) -> None:
+def _fetch(name: str, inputs: Path, cache: Path, store: Store) -> None:
     """Another task's output below `inputs`, as a link to the copy that this node keeps."""
-    kept = node.scratch / process.OUTPUTS / name
+    kept = cache / name
     prefix = f"outputs/{name}/"
     if not kept.exists():
         with slots.whole(kept) as new:
-            for each in node.store.names(prefix):
-                node.store.download(each, new / each[len(prefix) :])
+            for each in store.names(prefix):
+                store.download(each, new / each[len(prefix) :])
     link = inputs / name.rpartition("/")[0]
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(kept.absolute(), target_is_directory=True)
@@ -208,12 +224,13 @@ def _commands(
             if ended.exit_code or ended.why:
                 break
     finally:
-        shipper.end()
+        shipper.end(_patience(job, node))
     return ended
 
 
 def _place(job: Job, node: Node) -> gang.Place:
-    return gang.Place(node.store, job.gang, job.rank, job.nodes, lambda: _end_of(job, node))
+    store = _store(job, node)
+    return gang.Place(store, job.gang, job.rank, job.nodes, lambda: _end_of(job, node))
 
 
 def _end_of(job: Job, node: Node) -> str:
@@ -244,9 +261,11 @@ def _judge(ended: process.Ended, slot: Slot, job: Job, task: Task, node: Node) -
         return {**outcome, "state": bad[0], "message": bad[1]}
     try:
         found = results.read(slot.output / job.result, _lines(slot.stdout))
-        files = _upload(slot.output, names.output(task.id, job.attempt), node.store)
+        files = _upload(slot.output, names.output(task.id, job.attempt), _store(job, node))
         if job.nodes > 1 and (why := _place(job, node).part()):
             return {**outcome, "state": why, "message": _ENDED[why]}
+    except S3Error:
+        raise  # keys that may not write, say: not the command's fault
     except BadInput as error:
         return {**outcome, "state": FAILED, "message": _line(error)}
     if job.stop_after:

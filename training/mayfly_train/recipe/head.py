@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from mayfly_train.recipe.expand import Context, Expansion, Task, references, res
 from mayfly_train.recipe.gang import Gang
 from mayfly_train.recipe.ledger import Ledger, Row
 from mayfly_train.recipe.lock import Lease
+from mayfly_train.recipe.patience import Patience, PatientStore, is_away
 from mayfly_train.recipe.stage import SETTLED, Stage
 from mayfly_train.recipe.store import Store, read_json, to_bytes
 
@@ -63,7 +65,10 @@ class Head:
         show: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
         self._run, self._ledger, self._engine, self._show = run, book, workers, show
-        self._lease = Lease(run.store)
+        self._working = False  # when it does not, a store that is away is not waited for
+        self._patience = Patience(lambda: not self._working, _say)
+        self._store = PatientStore(run.store, self._patience)
+        self._lease = Lease(self._store)
         self._stages: dict[str, Stage] = {}
         self._states: dict[str, tuple[str, str]] = {}  # of experiments: state and message
         self._out: dict[str, tuple[Stage, Task]] = {}
@@ -79,16 +84,19 @@ class Head:
         """SUCCEEDED, FAILED or CANCELLED, when every experiment has ended.
 
         Raises BadInput for what only a run shows (a glob that matches nothing), NodeError when the
-        store or the ledger fail for good. An exception leaves a run that can be resumed.
+        store or the ledger fail for good: a store for longer than `patience` has, in which no task
+        could begin or end well either. An exception leaves a run that can be resumed.
         """
         self._lease.take()
         self._ledger.worked_by(self._lease.id)
         try:
             self._begin()
+            self._working = True
             while self._turn():
                 pass
             return self._end()
         finally:
+            self._working = False
             try:
                 self._drain()
             finally:
@@ -172,17 +180,21 @@ class Head:
     def _start(self, experiment: Experiment) -> Stage:
         """An experiment's stage; what it is expanded from is kept, and is the same ever after."""
         where = names.expansion(experiment.name)
-        kept = read_json(self._run.store, where)
+        kept = read_json(self._store, where)
         if kept is None:
             context = self._context(experiment)
-            resolved = resolve_globs(experiment, context, self._run.find)
+            resolved = resolve_globs(experiment, context, self._find)
             parts = {"data": context.data, "best": context.best, "all": context.all}
             recipe = Recipe("", (resolved,)).to_json()
             kept = {"recipe": recipe, "context": parts}
-            if not self._run.store.create(where, to_bytes(kept)):
-                kept = read_json(self._run.store, where)
+            if not self._store.create(where, to_bytes(kept)):
+                kept = read_json(self._store, where)
         (resolved,) = document.from_json(kept["recipe"]).experiments
         return Stage(Expansion(resolved, Context(**kept["context"])), self._ledger)
+
+    def _find(self, pattern: str) -> list[str]:
+        """What matches a glob; a bucket that does not exist, say, is told at once."""
+        return self._patience(self._run.find, pattern, passes=is_away)
 
     def _context(self, experiment: Experiment) -> Context:
         best, every = {}, {}
@@ -248,7 +260,7 @@ class Head:
         for task in stage.take(most):
             marker = None
             if task.number in done:
-                marker = read_json(self._run.store, names.done(task.id))
+                marker = read_json(self._store, names.done(task.id))
             if marker is None:
                 found.append(task)
                 continue
@@ -337,7 +349,7 @@ class Head:
         """How an attempt ended of which only that is known: its marker or record says it."""
         for name in (names.done(task.id), names.attempt(task.id, report.attempt)):
             with contextlib.suppress(NodeError):
-                found = read_json(self._run.store, name)
+                found = read_json(self._store, name)
                 if found is not None:
                     return dict(found)
         state = "cancelled" if report.message == "cancelled" else "lost"
@@ -388,10 +400,10 @@ class Head:
             return
         self._looked = time.monotonic()
         self._lease.renew()
-        self._cancelled = self._run.store.read(names.CANCEL) is not None
+        self._cancelled = self._store.read(names.CANCEL) is not None
         for name in self._new_curves:
             bars = stop.medians(self._ledger.curves(name))
-            self._run.store.write(names.medians(name), to_bytes(bars))
+            self._store.write(names.medians(name), to_bytes(bars))
         self._new_curves.clear()
         self._tell()
         if self._dirty and time.monotonic() - self._copied > self._copy_every:
@@ -411,6 +423,10 @@ class Head:
             self._run.store.upload(names.LEDGER, copy)
         self._copied, self._dirty = time.monotonic(), False
         self._copy_every = max(COPY_EVERY_S, COPY_SHARE * (self._copied - began))
+
+
+def _say(text: str) -> None:
+    print(f"mayfly: {text}", file=sys.stderr)
 
 
 def _output(row: Row) -> str:

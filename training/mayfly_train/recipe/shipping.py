@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mayfly_train.errors import NodeError
 from mayfly_train.recipe import names, results, stop
+from mayfly_train.recipe.patience import Patience
 from mayfly_train.recipe.store import Store
 
 EVERY_S = 2.0
@@ -78,13 +79,13 @@ class Shipper:
             self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
             self._thread.start()
 
-    def end(self) -> None:
+    def end(self, patience: Patience) -> None:
         """Ship the rest. Raises NodeError when the store does not take it."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
         for tail in self._tails:
-            tail.ship()
+            patience(tail.ship)
 
     def _run(self) -> None:
         while not self._ended.wait(EVERY_S):
