@@ -92,6 +92,13 @@ class Node:
         rest = self.environment.get(b"PATH", os.defpath.encode())
         self.environment[b"PATH"] = b":".join(filter(None, (first, own, rest)))
 
+    def has_room(self) -> bool:
+        """Whether its disk has room for a task. What ended ones have left goes first: on a full
+        disk no other would come and take its place."""
+        if _is_full(self.scratch):
+            self.slots.drop()
+        return not _is_full(self.scratch)
+
 
 def run(job: Job, node: Node) -> Outcome:
     """Run an attempt and return how it ended; what went wrong with the node is an outcome, too."""

@@ -46,20 +46,22 @@ def _tell(emit: Emit) -> None:
 def run_jobs(jobs: list[Mapping[str, Any]]) -> None:
     """Run attempts one after another on this worker; short ones come several at a time.
 
-    What this node cannot run goes back at once, for others to run.
+    What this node cannot run goes back at once, for others to run. While its disk is full that is
+    everything, and counts for nothing: others may be busy for longer than retries last.
     """
-    able = True
+    able = Here.node is None or Here.node.has_room()
+    why = "not begun" if able else "not begun: the node's disk is full"
     for job in jobs:
         if able and not (Here.node is not None and Here.node.closing.is_set()):
             able = _run(job) != attempt.BROKEN
         else:
-            _hand_back(job)
+            _hand_back(job, why)
     rest(not able)
 
 
-def _hand_back(job: Mapping[str, Any]) -> None:
+def _hand_back(job: Mapping[str, Any], why: str) -> None:
     """Report an attempt that was not begun; nobody is to blame."""
-    outcome = {"state": attempt.CANCELLED, "attempt": job["attempt"], "message": "not begun"}
+    outcome = {"state": attempt.CANCELLED, "attempt": job["attempt"], "message": why}
     node = "" if Here.node is None else Here.node.name
     about = {"attempt": job["attempt"], "node": node}
     Here.news.put({**about, "kind": ENDED, "outcome": outcome})

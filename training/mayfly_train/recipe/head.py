@@ -23,6 +23,7 @@ from mayfly_train.recipe.gang import Gang
 from mayfly_train.recipe.ledger import Ledger, Row
 from mayfly_train.recipe.lock import Lease
 from mayfly_train.recipe.patience import Patience, PatientStore, is_away
+from mayfly_train.recipe.shape import node_of
 from mayfly_train.recipe.stage import SETTLED, Stage
 from mayfly_train.recipe.store import Store, read_json, to_bytes
 
@@ -73,6 +74,7 @@ class Head:
         self._states: dict[str, tuple[str, str]] = {}  # of experiments: state and message
         self._out: dict[str, tuple[Stage, Task]] = {}
         self._gangs: dict[str, Gang] = {}
+        self._broken: dict[str, str] = {}  # the node that each task was broken on the last time
         self._markers: dict[str, set[int]] = {}
         self._cancelled = self._found = False
         self._dirty = True
@@ -362,7 +364,8 @@ class Head:
             self._accept(stage, task, outcome)
             return
         self._ledger.end(outcome["attempt"], outcome)
-        if state in (attempt.CANCELLED, RETURNED) or not again:
+        blameless = state in (attempt.CANCELLED, RETURNED) or not again
+        if blameless or (state == attempt.BROKEN and self._was_there(stage, task, outcome)):
             self._ledger.wait_again(task)
             stage.back(task)
             return
@@ -378,6 +381,15 @@ class Head:
             stage.back(task)
         else:
             stage.settle()
+
+    def _was_there(self, stage: Stage, task: Task, outcome: Mapping[str, Any]) -> bool:
+        """Whether the node that a task is broken on was the last one, too, while others would do.
+        These are busy, perhaps for hours, so it came back to the one node that is not; this says
+        no more of the task than the first time."""
+        node = node_of(str(outcome.get("node") or ""))
+        before, self._broken[task.id] = self._broken.get(task.id), node
+        others = (each for each in self._engine.members() if node_of(each.name) != node)
+        return before == node and any(each.room(stage.experiment.hardware) for each in others)
 
     def _accept(self, stage: Stage, task: Task, outcome: Mapping[str, Any]) -> None:
         self._ledger.accept(task, outcome)

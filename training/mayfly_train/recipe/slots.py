@@ -36,6 +36,12 @@ class Slot:
         else:
             remove(self.source)
 
+    def drop(self) -> None:
+        """Remove all that an attempt has left."""
+        for path in (self.inputs, self.output, self.source, self.stdout, self.stderr):
+            with contextlib.suppress(OSError):
+                remove(path)
+
 
 class Slots:
     """The slots of one worker."""
@@ -60,6 +66,12 @@ class Slots:
         finally:
             with self._lock:
                 self._free.append(slot)
+
+    def drop(self) -> None:
+        """Remove all that is left in slots which nobody has now."""
+        with self._lock:
+            for slot in self._free:
+                slot.drop()
 
 
 class Records:
