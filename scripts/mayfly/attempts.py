@@ -162,7 +162,12 @@ def _create(ready: Ready, tools: Tools) -> str:
     """Send the RADL with its secrets filled in, which happens in memory only."""
     password = Secret(secrets.token_hex(24))
     tools.display.redact = tools.display.redact.knowing([password])
-    given = {**ready.services.s3.inputs(), inputs.STORE_PASSWORD: password, **ready.job.secrets}
+    given = {
+        **ready.services.s3.inputs(),
+        inputs.STORE_PASSWORD: password,
+        **ready.job.secrets,
+        **ready.secrets,
+    }
     text = inputs.fill(ready.radl, {name: secret.reveal() for name, secret in given.items()})
     with tools.ledger.intent(ready.run.id, "create", "infrastructure") as step:
         step.detail = ready.services.im.create(text)

@@ -191,7 +191,7 @@ def plan(
         _write_only(offers, options, as_json)
         return
     with make_display(plain=as_json) as display:
-        ready = prepare(offers.job, _tools(display), Phases(display))
+        ready = prepare(offers.job, _tools(display), Phases(display), only_look=True)
     document = views.offers_document(offers, views.ready_document(ready), dry_run=False)
     emit(document, views.plan_table(document), as_json=as_json)
 

@@ -161,9 +161,9 @@ class CloudProfile(_Model):
     """Whose price list can be fetched; `free`: nodes cost nothing; None: only from a file."""
     needs_confirmation: bool
     """Ask, or want --yes, before anything is made: it costs money."""
-    collection: Literal["url", "bucket", "galaxy"]
-    """How nodes get our roles: `url` (the local S3 server's public bucket), `bucket` (the run's
-    bucket, by an expiring URL) or `galaxy` (the released version)."""
+    collection: Literal["url", "bucket", "none"]
+    """How nodes get a checkout's roles: by `url` (from the local S3 server's public bucket), from
+    the run's `bucket` (by an expiring URL), or not at all (`none`): Ansible runs here."""
     bucket: str | None = None
     """Bucket for data and models when none is given."""
     first_boot: Literal["cloud-config", "script"] | None = None
@@ -246,6 +246,8 @@ def notices(spec: ClusterSpec, profile: CloudProfile) -> list[str]:
         asked["region"] = spec.region  # IM's auth file may name one
     if profile.image is None:
         asked["image"] = spec.image
+    if profile.collection == "none":
+        asked["collection"] = spec.collection
     if profile.instances in ("none", "sizes"):
         asked["nodes.ps.instance"] = spec.nodes.ps.instance
         asked["nodes.worker.instance"] = spec.nodes.worker.instance

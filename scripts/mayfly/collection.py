@@ -1,6 +1,7 @@
 """Our roles as a collection tarball: built from the checkout, and put where nodes can fetch it.
 
-IM installs collections on the master node with ansible-galaxy, from a Galaxy version or an URL.
+IM installs collections on the master node with ansible-galaxy: a Galaxy version, a tag in Git, or
+what lies behind an URL.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,14 @@ from typing import Any
 import yaml
 from botocore.exceptions import BotoCoreError, ClientError
 
+from mayfly import inputs
 from mayfly.clouds import CloudProfile
 from mayfly.errors import MayflyError, RemoteError
-from mayfly.spec import CHECKOUT, split_s3_uri
+from mayfly.redact import Secret
+from mayfly.spec import CHECKOUT, ClusterSpec, collection_name, split_s3_uri
 
 PUBLIC_BUCKET = "mayfly-public"
+DIRECTORY = "collection/"  # below model.destination
 # What galaxy.yml's directives draw from. Hashing a file too many costs a rebuild of seconds.
 _SOURCES = (
     "galaxy.yml",
@@ -44,6 +49,42 @@ _SKIPPED = ("__pycache__", "molecule")
 _SKIPPED_SUFFIXES = (".pyc", ".egg-info")
 _HASH_LENGTH = 16
 _WEEK = 7 * 24 * 3600  # the longest that a presigned URL can live
+SIGNED = inputs.placeholder(inputs.COLLECTION_URL)
+
+
+@dataclass(frozen=True)
+class Published:
+    """How a RADL names the collection."""
+
+    name: str
+    """What to write into it, as IM's application names it; holds no secret."""
+    url: Secret | None = None
+    """What its placeholder stands for, when it is one: whoever knows it may fetch the tarball."""
+
+    @property
+    def secrets(self) -> dict[str, Secret]:
+        """The values of inputs, by name."""
+        return {inputs.COLLECTION_URL: self.url} if self.url else {}
+
+
+def elsewhere(spec: ClusterSpec, checkout: Path = CHECKOUT) -> str | None:
+    """The collection's name when nodes get it without us: the job names it, or this is a release.
+
+    None when it has to be built from the checkout and put where they can fetch it.
+    """
+    if spec.collection:
+        return collection_name(spec.collection)
+    return galaxy_version(checkout) if is_release(checkout) else None
+
+
+def is_release(checkout: Path = CHECKOUT) -> bool:
+    """Whether this is what was released: no clone, and nothing was noted since that version."""
+    log = checkout / "changelogs/changelog.yaml"
+    if (checkout / ".git").exists() or not log.exists():
+        return False
+    releases = yaml.safe_load(log.read_text(encoding="utf-8")).get("releases", {})
+    noted = any((checkout / "changelogs/fragments").glob("*.yml"))
+    return _identity(checkout)[2] in releases and not noted
 
 
 def build(checkout: Path = CHECKOUT, cache: Path | None = None) -> Path:
@@ -97,27 +138,32 @@ def content_hash(checkout: Path = CHECKOUT) -> str:
 
 def publish(
     tarball: Path, client: Any, profile: CloudProfile, destination: str, endpoint: str | None = None
-) -> str:
-    """Put the tarball where the nodes of a cloud can fetch it, and return what to write into RADL.
+) -> Published:
+    """Put the tarball where the nodes of a cloud can fetch it, and return how a RADL names it.
 
     For `url` that is an address in the public bucket at `endpoint`; for `bucket` an URL below
-    `destination` (an S3 URI) that expires after a week; for `galaxy` the released version.
+    `destination` (an S3 URI) that expires after a week; for `none` nothing is put anywhere.
     Raises RemoteError when S3 refuses.
     """
-    if profile.collection == "galaxy":
-        return galaxy_version()
+    if profile.collection == "none":
+        return Published(galaxy_version())
     if profile.collection == "url":
         key = f"{tarball.parent.name}/{tarball.name}"
         _put(client, tarball, PUBLIC_BUCKET, key)
-        return f"{str(endpoint).rstrip('/')}/{PUBLIC_BUCKET}/{key}"
+        return Published(f"{str(endpoint).rstrip('/')}/{PUBLIC_BUCKET}/{key}")
     bucket, prefix = split_s3_uri(destination)
-    key = f"{prefix}collection/{tarball.parent.name}/{tarball.name}"
+    key = f"{prefix}{DIRECTORY}{tarball.parent.name}/{tarball.name}"
     _put(client, tarball, bucket, key)
-    target = {"Bucket": bucket, "Key": key}
-    url = client.generate_presigned_url("get_object", Params=target, ExpiresIn=_WEEK)
+    url = signed_url(client, bucket, key)
     # ansible-galaxy names its download after what follows the last slash: a signature there would
     # be longer than a file name can be. A fragment is never sent to the server.
-    return f"{url}#/{tarball.name}"
+    return Published(SIGNED, Secret(f"{url}#/{tarball.name}"))
+
+
+def signed_url(client: Any, bucket: str, key: str) -> str:
+    """An URL by which anybody can read the object, for a week or as long as the keys hold."""
+    target = {"Bucket": bucket, "Key": key}
+    return str(client.generate_presigned_url("get_object", Params=target, ExpiresIn=_WEEK))
 
 
 def galaxy_version(checkout: Path = CHECKOUT) -> str:

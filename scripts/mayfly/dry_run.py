@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mayfly import images, inventory
+from mayfly import collection, images, inventory
 from mayfly.clouds import CloudProfile
-from mayfly.collection import galaxy_version
 from mayfly.places import Place, Target
 from mayfly.radl_render import render, write_radl
 from mayfly.run import Run, new_run_id
@@ -71,12 +70,19 @@ def _run(target: Target, environ: Mapping[str, str]) -> Run:
     return Run(
         id=new_run_id(spec.name),
         image=images.unasked(spec, profile, place),
-        collection=mark("collection") if on_platform else galaxy_version(),
+        collection=_collection(spec, profile),
         s3_endpoint=endpoint or (mark("s3_endpoint") if on_platform else None),
         s3_region=region,
         session_token=bool(environ.get("AWS_SESSION_TOKEN")),
         region=place.values.get("region") or _marked(place, "region"),
     )
+
+
+def _collection(spec: ClusterSpec, profile: CloudProfile) -> str:
+    """The collection's name, where it is known; deploy builds what is to lie in a bucket."""
+    names = {"url": mark("collection"), "bucket": collection.SIGNED}
+    made = names.get(profile.collection) or collection.galaxy_version()
+    return collection.elsewhere(spec) or made
 
 
 def _marked(place: Place, name: str) -> str | None:

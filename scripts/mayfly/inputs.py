@@ -14,6 +14,7 @@ from mayfly.errors import UserError
 S3_ACCESS_KEY_ID = "s3_access_key_id"
 S3_SECRET_ACCESS_KEY = "s3_secret_access_key"
 S3_SESSION_TOKEN = "s3_session_token"
+COLLECTION_URL = "collection_url"  # signed, where the roles lie in a bucket of the user's
 STORE_PASSWORD = "store_password"  # drawn for each run; no user has to know it
 
 _PLACEHOLDER = re.compile(r"@input\.([A-Za-z0-9_]+)@")
@@ -38,7 +39,7 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     """
     for name in names(text):
         if not values.get(name):
-            raise UserError(f"the input {name} has no value", "give the S3 keys of the run")
+            raise UserError(f"the input {name} has no value", "give all that the RADL asks for")
         _check(name, values[name])
     return _PLACEHOLDER.sub(lambda match: values[match[1]], text)
 

@@ -92,3 +92,5 @@ class Ready:
     path: Path  # where the RADL was written
     passed: tuple[Attempt, ...] = ()
     """Offers of before this one that cannot be made, with the reason."""
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    """Values of inputs that the RADL asks for, and that were made for it."""

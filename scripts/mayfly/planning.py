@@ -8,6 +8,7 @@ from typing import Any
 
 from mayfly import cost, spending
 from mayfly.clouds import CloudProfile, Resource, notices
+from mayfly.collection import DIRECTORY, elsewhere
 from mayfly.errors import OverBudget
 from mayfly.node_types import Nodes, type_notices
 from mayfly.places import Place, Target, missing_notices
@@ -55,6 +56,7 @@ def make_plan(
         why = f"{found.origin} has no price of {missing}"
     free = profile.prices == "free" and found is None
     said = [*notices(spec, profile), *missing_notices(place, profile), *_no_bucket(spec)]
+    said += _about_roles(spec, profile)
     said += type_notices(nodes, profile)
     if found is not None and not free:
         said += _about_prices(found, today, estimate, any(group.spot for group in nodes))
@@ -155,6 +157,17 @@ def _no_bucket(spec: ClusterSpec) -> list[str]:
     if "@" not in str(spec.model.destination):
         return []
     return ["no bucket for the model: deploy needs --bucket, model.destination or MAYFLY_BUCKET"]
+
+
+def _about_roles(spec: ClusterSpec, profile: CloudProfile) -> list[str]:
+    """Where nodes get the roles from, where that is in the user's own bucket."""
+    if profile.collection != "bucket" or elsewhere(spec) is not None:
+        return []
+    where = f"{spec.model.destination}{DIRECTORY}"
+    return [
+        f"this checkout's roles are put into {where} by deploy; nodes fetch them there by a signed"
+        " URL, which holds for 7 days, and no longer than temporary keys"
+    ]
 
 
 def _about_prices(

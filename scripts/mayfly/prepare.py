@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mayfly import collection, data, fashion_mnist, images, inventory, juicefs, preflight
+from mayfly.collection import Published
 from mayfly.display import Phases
 from mayfly.engines import image_extras
 from mayfly.errors import UserError
@@ -21,10 +22,11 @@ from mayfly.spec import CHECKOUT, JUICEFS
 from mayfly.steps import GROUPS
 
 
-def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
+def prepare(job: Job, tools: Tools, phases: Phases, *, only_look: bool = False) -> Ready:
     """Start what the cloud needs, check keys, buckets and data, and render the RADL.
 
-    Raises an error for everything that is known to be wrong now.
+    With `only_look`, nothing is put into a bucket of the user's. Raises an error for everything
+    that is known to be wrong now.
     """
     spec, display = job.spec, tools.display
     own = job.profile.backend == "inventory"
@@ -47,7 +49,9 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
         job, image, passed = _first_with_image(job, services, tools)
     spec = job.spec
     with phases.phase("collection"):
-        run = _new_run(job, tools, services, image)
+        roles = _roles(job, tools, services, only_look)
+        display.redact = display.redact.knowing(roles.secrets.values())
+        run = _new_run(job, services, image, roles.name)
     uri = run.uri(spec)
     if services.machines:
         with phases.phase("machines"):
@@ -59,7 +63,7 @@ def prepare(job: Job, tools: Tools, phases: Phases) -> Ready:
     what = "variables" if own else "RADL"
     display.say(f"run {run.id}: {_nodes(job)} on {job.profile.title}; {what} in {path}")
     store = RunStore(services.client, uri)
-    return Ready(job, run, uri, services, store, radl, path, passed)
+    return Ready(job, run, uri, services, store, radl, path, passed, roles.secrets)
 
 
 def require_deployable(job: Job) -> None:
@@ -153,14 +157,23 @@ def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) ->
         data.put(directory, source, services.client, known.options, report)
 
 
-def _new_run(job: Job, tools: Tools, services: Services, image: str) -> Run:
-    destination = str(job.spec.model.destination)
-    client, endpoint = services.client, services.s3.endpoint
+def _roles(job: Job, tools: Tools, services: Services, only_look: bool) -> Published:
+    """How the RADL names the collection, which is put where nodes can fetch it, if it has to be."""
+    spec, profile = job.spec, job.profile
+    if name := collection.elsewhere(spec):
+        return Published(name)
+    if only_look and profile.collection == "bucket":
+        return Published(collection.SIGNED)
     tarball = collection.build(CHECKOUT, tools.cache)
+    destination, endpoint = str(spec.model.destination), services.s3.endpoint
+    return collection.publish(tarball, services.client, profile, destination, endpoint)
+
+
+def _new_run(job: Job, services: Services, image: str, roles: str) -> Run:
     return Run(
         id=new_run_id(job.spec.name),
         image=image,
-        collection=collection.publish(tarball, client, job.profile, destination, endpoint),
+        collection=roles,
         s3_endpoint=services.s3.endpoint,
         s3_region=services.s3.region,
         session_token=services.s3.session_token is not None,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mayfly import images
 from mayfly.clouds import CloudProfile, load_job
-from mayfly.collection import galaxy_version
+from mayfly.collection import SIGNED, elsewhere
 from mayfly.errors import MayflyError, UserError
 from mayfly.places import Place, find_place
 from mayfly.radl_render import render
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("job", nargs="?", type=Path, help="job file (default: the default job)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--image", help="IM's image URL (default: the cloud's)")
-    parser.add_argument("--collection", help="tarball URL or name,version (default: the release)")
+    parser.add_argument("--collection", help="tarball URL or name,version (default: an input)")
     parser.add_argument("--s3-endpoint", help="S3 service as nodes reach it (default: Amazon's)")
     parser.add_argument("--s3-region", default="us-east-1")
     return parser
@@ -50,7 +50,7 @@ def _rendered(options: argparse.Namespace) -> str:
     run = Run(
         id=new_run_id(spec.name),
         image=image,
-        collection=options.collection or galaxy_version(),
+        collection=options.collection or elsewhere(spec) or SIGNED,
         s3_endpoint=options.s3_endpoint,
         s3_region=options.s3_region,
         region=place.region,

@@ -102,7 +102,7 @@ def context(
         "run": run.id,
         "cloud": profile.name,
         "source": contents.source,
-        "inputs": list(contents.inputs),
+        "inputs": [*inputs.names(run.collection), *contents.inputs],
         "public_ports": PUBLIC_PORTS,
         "networks": {"public": spec.network.public, "private": spec.network.private}
         if profile.networks

@@ -9,6 +9,8 @@ from typing import Any
 
 MINIMUM_LENGTH = 8  # shorter values occur in ordinary text, and hiding them breaks logs
 MASK = "********"
+# What signs an URL of S3's: IM and Ansible print URLs, and a token is percent-encoded there.
+SIGNATURE = re.compile(r"(?<=X-Amz-Signature=)[0-9a-f]+|(?<=X-Amz-Security-Token=)[^\s&#'\"]+")
 CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")
 
 
@@ -42,7 +44,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Redactor:
-    """Replaces every known secret in a text by a mask."""
+    """Replaces every known secret in a text by a mask, and what signs an URL."""
 
     secrets: tuple[Secret, ...] = ()
 
@@ -56,7 +58,7 @@ class Redactor:
         for value in sorted(values, key=len, reverse=True):
             if len(value) >= MINIMUM_LENGTH:
                 text = text.replace(value, MASK)
-        return text
+        return SIGNATURE.sub(MASK, text)
 
 
 def hide(value: Any, redact: Callable[[str], str]) -> Any:

@@ -18,7 +18,8 @@ class Run:
     image: str
     """IM's image URL of the nodes."""
     collection: str
-    """What IM installs our roles from: an URL of the tarball, or `mayfly.training,<version>`."""
+    """What IM installs our roles from: an URL of the tarball, `mayfly.training,<version>`, or the
+    placeholder of an URL that is signed."""
     s3_endpoint: str | None
     """URL of the S3 service as nodes reach it; None for Amazon's."""
     s3_region: str

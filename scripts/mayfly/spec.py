@@ -38,6 +38,7 @@ from mayfly.engines import (
 from mayfly.errors import UserError, nearest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+COLLECTION = "mayfly.training"  # as galaxy.yml names it
 DEFAULT_JOB = CHECKOUT / "training/jobs/default.yml"
 JUICEFS = "juicefs"
 
@@ -58,6 +59,7 @@ SHORT_NAMES = {
     "steps": "trainer.steps",
     "bucket": "model.destination",
     "budget": "limits.budget",
+    "collection": "collection",
     "tensorboard": "tensorboard",
 }
 
@@ -76,6 +78,8 @@ _GIT = re.compile(
     r"git\+(?P<url>(?P<scheme>https?|ssh|git|file)://(?:(?P<user>[^\s'\"/@]+)@)?[^\s'\"/@]*/[^\s'\"@]+)"
     r"(?:@(?P<ref>\w[\w./-]*))?"
 )
+_RELEASE = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?")
+_TARBALL = re.compile(r"https?://[^\s'\"/@,?#]+/[^\s'\"@,?#]+\.tar\.gz")
 _TEMPLATE_MARKS = ("{{", "{%", "{#", "@input.")
 _SECRET_NAME = re.compile(r"SECRET|PASSW|TOKEN|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL", re.IGNORECASE)
 _URL_USER = re.compile(r"(?<=://)[^/@\s]*@")
@@ -233,6 +237,31 @@ def parse_git(program: str) -> GitSource:
     if user and (match["scheme"] != "ssh" or ":" in user):
         raise ValueError("has credentials in its URL, which would be written into the RADL")
     return GitSource(match["url"], match["ref"] or "")
+
+
+def collection_name(value: str) -> str:
+    """A job's `collection` as IM's application names it: `mayfly.training,1.2.0`.
+
+    Raises ValueError when it is neither a version, nor a tag in Git, nor a tarball's URL.
+    """
+    if _RELEASE.fullmatch(value):
+        return f"{COLLECTION},{value}"
+    if _TARBALL.fullmatch(value):
+        return value
+    if not value.startswith("git+") or "," in value:
+        raise ValueError(
+            "write a version (1.2.0), git+https://host/repository@tag, or the URL of a .tar.gz"
+            " without a query, which may be a secret and would be written into the RADL"
+        )
+    git = parse_git(value)
+    if not git.ref:
+        raise ValueError("names no tag, so that each node could get other roles: add @tag")
+    return f"git+{git.url},{git.ref}"
+
+
+def _collection(value: str) -> str:
+    collection_name(value)
+    return str(_plain(value))
 
 
 # --- the job file -----------------------------------------------------------------------------
@@ -522,6 +551,10 @@ class ClusterSpec(Model):
     S3 that every node has mounted (`juicefs`), as a path. Data comes through HDFS with both."""
     model: ModelOutput = ModelOutput()
     """Where the result goes."""
+    collection: Annotated[str, AfterValidator(_collection)] | None = None
+    """Where nodes get our roles: a version on Ansible Galaxy (`1.2.0`), a tag in Git
+    (`git+https://host/repository@tag`) or the URL of a tarball. Empty: those of this checkout,
+    which `deploy` puts where nodes can fetch them; a release's from Galaxy."""
     limits: Limits = Limits()
     """What ends the run."""
     tensorboard: bool = True

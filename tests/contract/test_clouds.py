@@ -10,12 +10,12 @@ import yaml
 from radl.radl_parse import parse_radl
 
 from mayfly import dry_run, inventory
-from mayfly.clouds import CLOUDS, known_clouds, load_cloud, load_job
+from mayfly.clouds import CLOUDS, known_clouds, load_cloud, load_job, notices
 from mayfly.images import unasked
 from mayfly.node_types import plan_nodes
 from mayfly.places import Target, find_place
 from mayfly.radl_lint import lint
-from mayfly.unresolved import marks
+from mayfly.unresolved import mark, marks
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = sorted((ROOT / "training/jobs").glob("*.yml"))
@@ -67,6 +67,29 @@ def test_only_the_image_is_open_when_place_and_bucket_are_known(cloud: str, tmp_
     if cloud == "local":
         expected |= {"collection", "s3_endpoint"}
     assert {*marks(made.radl.read_text())} == expected
+
+
+@every_cloud
+def test_a_checkouts_roles_need_no_release(cloud: str, tmp_path: Path):
+    """Until there is one on Galaxy, nodes get them from where deploy can put them."""
+    spec, profile = load_job(None, {"cloud": cloud, "bucket": "my-models"}, {})
+    made = dry_run.write(Target(spec, profile, find_place(spec, profile, PLACES)), tmp_path, {})
+    if made.radl is None:
+        assert profile.collection == "none"
+        return
+    expected = mark("collection") if cloud == "local" else "@input.collection_url@"
+    assert f"'ansible.collections.{expected}'" in made.radl.read_text()
+
+
+@every_cloud
+def test_a_job_can_name_the_release_of_the_roles(cloud: str, tmp_path: Path):
+    job = {"cloud": cloud, "bucket": "my-models", "collection": "git+https://host/a/b@v1"}
+    spec, profile = load_job(None, job, {})
+    made = dry_run.write(Target(spec, profile, find_place(spec, profile, PLACES)), tmp_path, {})
+    if made.radl is None:
+        assert any(notice.startswith("collection is ignored") for notice in notices(spec, profile))
+        return
+    assert "'ansible.collections.git+https://host/a/b,v1'" in made.radl.read_text()
 
 
 @every_cloud

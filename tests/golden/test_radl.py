@@ -19,6 +19,7 @@ from radl.radl_parse import parse_radl
 
 from mayfly import inputs
 from mayfly.clouds import ImageRule, load_job
+from mayfly.collection import SIGNED
 from mayfly.images import resolve
 from mayfly.local import imservice
 from mayfly.local.paths import find_paths
@@ -34,6 +35,13 @@ ROOT = HERE.parents[1]
 BIN = Path(sys.executable).parent
 SECRETS = dict.fromkeys(("s3_access_key_id", "s3_secret_access_key"), "never/in+a=file")
 SECRETS["store_password"] = "0123456789abcdef"
+# With temporary keys; longer than a file's name may be.
+SECRETS["collection_url"] = (
+    "https://my-models.s3.eu-west-1.amazonaws.com/team/collection/0123/mayfly-training-0.1.0.tar.gz"
+    "?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAX%2F20261128%2Feu-west-1%2Fs3%2Faws4_request"
+    f"&X-Amz-Expires=604800&X-Amz-SignedHeaders=host&X-Amz-Security-Token={'IQo%2B%2F%3D' * 90}"
+    f"&X-Amz-Signature={'0a1b' * 16}#/mayfly-training-0.1.0.tar.gz"
+)
 
 TARBALL = "http://172.30.0.1:8333/mayfly-public/0123456789abcdef/mayfly-training-0.1.0.tar.gz"
 LOCAL_RUN = {
@@ -43,7 +51,7 @@ LOCAL_RUN = {
     "s3_region": "us-east-1",
 }
 # What runs on rented nodes have in common; their image is what a lookup would find.
-RENTED_RUN = {"collection": "mayfly.training,0.1.0", "s3_endpoint": None, "s3_region": "eu-west-1"}
+RENTED_RUN = {"collection": SIGNED, "s3_endpoint": None, "s3_region": "eu-west-1"}
 FOUND = {"ec2": "ami-0123456789abcdef0", "openstack": "0f3c2b1a-1111-2222-3333-444455556666"}
 PLACES = {
     "OS_AUTH_URL": "https://keystone.example.org:5000/v3",
@@ -218,7 +226,8 @@ def test_only_ssh_is_public(case: Case):
 @every_case
 def test_secrets_are_placeholders(case: Case):
     text = case.render()
-    expected = ["s3_access_key_id", "s3_secret_access_key"]
+    roles = [] if case.cloud == "local" else ["collection_url"]
+    expected = [*roles, "s3_access_key_id", "s3_secret_access_key"]
     token = ["s3_session_token"] if case.run.get("session_token") else []
     password = ["store_password"] if case.overrides.get("store") == "juicefs" else []
     assert inputs.names(text) == expected + token + password
@@ -246,6 +255,11 @@ def test_ansible_takes_every_block_as_im_runs_it(case: Case, tmp_path: Path):
     }
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_header_names_the_inputs_in_the_order_in_which_the_client_asks():
+    header = next(case for case in CASES if case.name == "aws").render().partition("network")[0]
+    assert "inputs collection_url and s3_access_key_id and s3_secret_access_key on" in header
 
 
 @pytest.fixture(scope="module")
@@ -314,6 +328,61 @@ def test_im_gives_nodes_a_timer_at_their_first_boot(im_python: Path):
     assert found["gcp worker"].startswith("#!/bin/sh\ntest -e ") and timer in found["gcp worker"]
     for cloud in ("local", "opennebula"):
         assert timer not in (found[f"{cloud} worker"] or "")
+
+
+def test_a_signed_url_reaches_ansible_galaxy_whole(im_python: Path, tmp_path: Path):
+    """By IM's own functions, and with its tasks run by its own Ansible."""
+    case = next(case for case in CASES if case.name == "aws")
+    program = (
+        "import logging, pathlib, sys, yaml; from radl.radl_parse import parse_radl\n"
+        "from IM.ConfManager import ConfManager as M\n"
+        "from IM.CtxtAgentBase import CtxtAgentBase as A\n"
+        "roles, (name,) = M.get_ansible_roles_and_collections(None, parse_radl(sys.stdin.read()))\n"
+        # As ConfManager.configure_ansible writes it.
+        "gone = {'name': f'Delete the {name} collection', 'file': 'state=absent path='\n"
+        "        + A.ANSIBLE_DIR + '/ansible_collections/' + name.replace('.', '/')}\n"
+        "play = {'hosts': 'localhost', 'connection': 'local', 'gather_facts': False}\n"
+        "book = pathlib.Path('book.yml')\n"
+        "book.write_text(yaml.safe_dump([{**play, 'tasks': [gone]}]))\n"
+        "agent = A.__new__(A); agent.logger = logging.getLogger()\n"
+        "made = agent.install_ansible_roles({'ansible_collections': [name]}, str(book.resolve()))\n"
+        "(played,) = yaml.safe_load(pathlib.Path(made).read_text())\n"
+        "gone, copy, install = played['tasks']\n"
+        "copy['copy'] = copy['copy'].replace(install['command'].split()[-1], 'requirements.yml')\n"
+        "played['tasks'] = [gone, copy]; book.write_text(yaml.safe_dump([played]))\n"
+    )
+    where = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False}
+    radl = inputs.fill(case.render(), SECRETS)
+    done = subprocess.run([im_python, "-c", program], input=radl, **where)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "ansible.cfg").touch()
+    environment = {
+        **os.environ,
+        "PATH": f"{im_python.parent}:{os.environ['PATH']}",
+        "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
+        "ANSIBLE_HOME": str(tmp_path / "home"),
+    }
+    words = ["-i", "localhost,", "-e", f"ansible_python_interpreter={im_python}", "book.yml"]
+    play = [im_python.parent / "ansible-playbook", *words]
+    done = subprocess.run(play, env=environment, **where)
+    assert done.returncode == 0, done.stdout
+    requirements = yaml.safe_load((tmp_path / "requirements.yml").read_text())
+    assert requirements == {"collections": [{"name": SECRETS["collection_url"]}]}
+
+
+def test_our_im_logs_no_signature(im_python: Path):
+    """IM names a task after the URL, and logs at level INFO what Ansible has printed."""
+    connectors = ROOT / "scripts/im_connectors"
+    program = (
+        "import logging, sys; sys.path.insert(0, sys.argv[1]); import im_local_service\n"
+        "logging.basicConfig(stream=sys.stdout); im_local_service.mask_signatures()\n"
+        "logging.getLogger('ConfManager').warning('TASK [Delete the %s collection]', sys.argv[2])\n"
+    )
+    command = [im_python, "-c", program, connectors, SECRETS["collection_url"]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "mayfly-training-0.1.0.tar.gz?X-Amz-" in done.stdout
+    assert "0a1b0a1b" not in done.stdout and "IQo" not in done.stdout
 
 
 IMAGES = {

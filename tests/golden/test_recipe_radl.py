@@ -35,7 +35,7 @@ RUN: dict[str, Any] = {
 }
 RENTED: dict[str, Any] = {
     "image": "aws://eu-west-1/ami-0123456789abcdef0",
-    "collection": "mayfly.training,0.1.0",
+    "collection": "@input.collection_url@",
     "s3_endpoint": None,
     "s3_region": "eu-west-1",
     "end_s": 3000,
@@ -117,7 +117,9 @@ def test_the_head_is_never_a_spot_node(case: Case):
 @every_case
 def test_secrets_are_placeholders(case: Case):
     text = case.render()
-    assert inputs.names(text) == ["s3_access_key_id", "s3_secret_access_key", "engine_tls"]
+    roles = [] if case.cloud == "local" else ["collection_url"]
+    expected = [*roles, "s3_access_key_id", "s3_secret_access_key", "engine_tls"]
+    assert inputs.names(text) == expected
 
 
 @every_case

@@ -20,8 +20,10 @@ import pytest
 from moto import mock_aws
 
 from mayfly import collection
-from mayfly.clouds import load_cloud
+from mayfly.clouds import load_cloud, load_job
+from mayfly.credentials import S3Settings
 from mayfly.errors import MayflyError, RemoteError
+from mayfly.redact import Secret
 
 GALAXY = """\
 namespace: mayfly
@@ -137,9 +139,9 @@ def profile(how: str):
 
 
 def test_local_nodes_fetch_it_from_the_public_bucket(s3: Any, tarball: Path):
-    url = collection.publish(tarball, s3, profile("url"), "s3://models/", "http://10.0.0.1:8333/")
+    made = collection.publish(tarball, s3, profile("url"), "s3://models/", "http://10.0.0.1:8333/")
     key = "0123456789abcdef/mayfly-training-0.0.1.tar.gz"
-    assert url == f"http://10.0.0.1:8333/mayfly-public/{key}"
+    assert made == collection.Published(f"http://10.0.0.1:8333/mayfly-public/{key}")
     assert s3.get_object(Bucket="mayfly-public", Key=key)["Body"].read() == tarball.read_bytes()
 
 
@@ -152,17 +154,63 @@ def test_it_is_uploaded_once(s3: Any, tarball: Path):
 
 
 def test_on_a_cloud_it_lies_in_the_runs_bucket_behind_an_expiring_url(s3: Any, tarball: Path):
-    url = collection.publish(tarball, s3, profile("bucket"), "s3://models/team/")
+    made = collection.publish(tarball, s3, profile("bucket"), "s3://models/team/")
     key = "team/collection/0123456789abcdef/mayfly-training-0.0.1.tar.gz"
     assert s3.head_object(Bucket="models", Key=key)["ContentLength"] == tarball.stat().st_size
+    assert made.name == "@input.collection_url@"
+    url = made.secrets["collection_url"].reveal()
     assert "Expires" in url
     # IM splits an application's name at commas, and RADL quotes it.
     assert not set(url) & set(",'\" ")
 
 
-def test_a_release_needs_no_bucket(tarball: Path):
-    name = collection.publish(tarball, None, profile("galaxy"), "s3://models/")
-    assert name.startswith("mayfly.training,")
+def test_a_signed_url_names_the_buckets_region():
+    """A bucket of the last days is redirected there by S3, which no signature allows."""
+    for region, host in (("eu-west-1", "s3.eu-west-1"), ("us-east-1", "s3")):
+        keys = S3Settings(Secret("id"), Secret("key"), None, None, region, "test")
+        url = collection.signed_url(keys.client(), "models", "x.tar.gz")
+        assert urlparse(url).hostname == f"models.{host}.amazonaws.com"
+
+
+def test_machines_of_ones_own_need_no_bucket(tarball: Path):
+    made = collection.publish(tarball, None, profile("none"), "s3://models/")
+    assert made.name.startswith("mayfly.training,")
+
+
+def test_a_checkout_is_no_release(checkout: Path):
+    job, _ = load_job(None, {"cloud": "aws", "bucket": "models"}, {})
+    assert collection.elsewhere(job, checkout) is None
+
+
+def test_a_release_is_fetched_from_galaxy(checkout: Path):
+    released(checkout, "0.0.1")
+    job, _ = load_job(None, {"cloud": "aws", "bucket": "models"}, {})
+    assert collection.elsewhere(job, checkout) == "mayfly.training,0.0.1"
+
+
+@pytest.mark.parametrize("since", [".git", "changelogs/fragments/new.yml"])
+def test_what_came_after_a_release_is_none(checkout: Path, since: str):
+    released(checkout, "0.0.1")
+    (checkout / since).parent.mkdir(exist_ok=True)
+    (checkout / since).touch()
+    assert not collection.is_release(checkout)
+
+
+def test_the_next_version_is_no_release_yet(checkout: Path):
+    released(checkout, "0.0.0")
+    assert not collection.is_release(checkout)
+
+
+def test_a_job_can_name_other_roles(checkout: Path):
+    job, _ = load_job(None, {"cloud": "aws", "bucket": "models", "collection": "1.2.0"}, {})
+    assert collection.elsewhere(job, checkout) == "mayfly.training,1.2.0"
+
+
+def released(checkout: Path, version: str) -> None:
+    """Leave a checkout as the release `version` would be."""
+    changes = checkout / "changelogs"
+    changes.mkdir(exist_ok=True)
+    (changes / "changelog.yaml").write_text(f"releases: {{{version}: {{}}}}\n")
 
 
 def test_a_bucket_that_does_not_exist(s3: Any, tarball: Path):
@@ -207,7 +255,8 @@ def test_ansible_galaxy_installs_from_a_presigned_url(
     served: Server, s3: Any, tarball: Path, tmp_path: Path
 ):
     """Signatures are longer than file names may be, which is what ansible-galaxy would make."""
-    signed = urlparse(collection.publish(tarball, s3, profile("bucket"), "s3://models/"))
+    made = collection.publish(tarball, s3, profile("bucket"), "s3://models/")
+    signed = urlparse(made.secrets["collection_url"].reveal())
     token = "x" * 900  # temporary keys add a session token
     url = f"{served.url}{signed.path}?{signed.query}&X-Amz-Security-Token={token}#{signed.fragment}"
     requirements = tmp_path / "requirements.yml"

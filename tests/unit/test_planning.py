@@ -47,6 +47,12 @@ def test_a_plan_names_types_price_and_duration():
     assert price["date"] == "2026-11-20"
 
 
+def test_a_plan_says_where_nodes_get_the_roles():
+    (said,) = [notice for notice in plan().notices if "roles" in notice]
+    assert "s3://my-models/collection/" in said and "7 days" in said
+    assert not [notice for notice in plan(collection="1.2.0").notices if "roles" in notice]
+
+
 def test_without_prices_the_plan_says_so():
     price = planning.document(plan())["price"]
     assert price == {"known": False, "free": False, "why": "nobody was asked"}

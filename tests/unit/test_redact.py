@@ -20,5 +20,14 @@ def test_a_value_that_contains_another_is_hidden_whole():
     assert hide("abcdefghijkl") == MASK
 
 
+def test_what_signs_an_url_is_hidden_though_nobody_knows_it():
+    """Another process than the one that signed it reads what Ansible has said of it."""
+    query = "X-Amz-Expires=60&X-Amz-Security-Token=IQ%2Fo%3D&X-Amz-Signature=0a1b2c#/x.tar.gz"
+    shown = f"X-Amz-Expires=60&X-Amz-Security-Token={MASK}&X-Amz-Signature={MASK}#/x.tar.gz"
+    assert Redactor()(f"Delete the https://b/x.tar.gz?{query} collection") == (
+        f"Delete the https://b/x.tar.gz?{shown} collection"
+    )
+
+
 def test_short_values_are_left_alone():
     assert Redactor((Secret("run"),))("the run runs") == "the run runs"

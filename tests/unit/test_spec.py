@@ -11,6 +11,7 @@ from mayfly.errors import UserError
 from mayfly.spec import (
     ClusterSpec,
     GitSource,
+    collection_name,
     environment_settings,
     json_schema,
     load_spec,
@@ -515,3 +516,30 @@ def test_programs_of_ones_own_may_read_anything():
     own = {"trainer__program": "git+https://h.org/r", "trainer__entrypoint": "t.py"}
     assert load(engine="mwms", data__preprocess={"to": "tfrecord"}, **own).data.preprocess
     assert load(engine="command", data__preprocess={"to": "tfrecord"}).data.preprocess
+
+
+# --- the collection ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("1.2.0", "mayfly.training,1.2.0"),
+        ("1.2.0-rc.1", "mayfly.training,1.2.0-rc.1"),
+        ("git+https://host/a/b.git@v1.2.0", "git+https://host/a/b.git,v1.2.0"),
+        ("https://host:8443/a/b-1.2.0.tar.gz", "https://host:8443/a/b-1.2.0.tar.gz"),
+    ],
+)
+def test_a_collection_is_named_as_im_installs_any(written, name):
+    assert collection_name(written) == name
+    assert load_spec(None, {"cloud": "aws", "collection": written}, {}).collection == written
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["1.2", "latest", "mayfly.training", "git+https://host/a", "git+https://host/a,b@v1"]
+    + ["https://host/a.zip", "https://host/a.tar.gz?X-Amz-Signature=0a", "https://u:p@h/a.tar.gz"]
+    + ["git+https://user:pass@host/a@v1", "https://host/a'b.tar.gz"],
+)
+def test_what_names_no_collection_is_refused(written):
+    assert "collection" in error(collection=written)

@@ -168,6 +168,9 @@ def connect(settings: S3Settings, connections: int = 16) -> S3Client:
         max_pool_connections=connections,
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
+        # Else presigned URLs name no region, and S3 redirects those to a bucket of the last days,
+        # which their signature does not allow. Amazon's only: other servers have no such names.
+        s3={} if settings.endpoint_url else {"addressing_style": "virtual"},
     )
     return boto3.session.Session().client(
         "s3",

@@ -31,7 +31,7 @@ FRAMEWORKS = {
 }
 RUNTIME = "/opt/mayfly/runtime/bin"
 NAME_LENGTH = 29
-FROM_ENVIRONMENT = ("region", "image", "budget")
+FROM_ENVIRONMENT = ("region", "image", "budget", "collection")
 MOST_HERE = 2
 MORE = "network public\nnetwork private\nsystem worker\ndeploy worker {count}\n"
 
