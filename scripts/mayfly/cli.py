@@ -36,7 +36,7 @@ from mayfly.ledger import Ledger, Record, Unwritable
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
 from mayfly.meter import cost_of
-from mayfly.offer import Offers, Options, make_offer, make_offers
+from mayfly.offer import Offers, Options, about_data, make_offer, make_offers
 from mayfly.places import Target
 from mayfly.prepare import prepare
 from mayfly.radl_lint import lint
@@ -488,7 +488,8 @@ def _offers(context: typer.Context, options: Options) -> Offers:
     """Return the job that the command line asks for, with a plan for each of its offers."""
     file, overrides = _layers(context.params)
     spec, profile = load_job(file, overrides, os.environ, dry_run=options.dry_run)
-    return make_offers(spec, profile, options, around())
+    offers = make_offers(spec, profile, options, around())
+    return replace(offers, notices=tuple(about_data(spec, profile)))
 
 
 def _price_now(options: Options) -> Callable[[Job], Basis | None]:

@@ -1,14 +1,16 @@
-"""The data of the default jobs: Fashion-MNIST, for the local bucket that has none yet.
+"""The data of the default jobs: Fashion-MNIST, for a bucket that has none yet.
 
-CLOUD=local has no bucket of the user's to take data from. The real Fashion-MNIST comes from its
-Debian package. As TFRecords it is converted once, and kept by content hash; later runs only upload
-it. As IDX files it is uploaded as the package has it.
+That is the local bucket, or the user's own: nothing is written there but where the default jobs
+look for data. The real Fashion-MNIST comes from its Debian package. As TFRecords it is converted
+once, and kept by content hash; later runs only upload it. As IDX files it is uploaded as the
+package has it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import shutil
 import tempfile
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 from mayfly import data
 from mayfly.errors import UserError
 from mayfly.local.host import install_packages
+from mayfly.spec import ClusterSpec, split_s3_uri
 from mayfly_train import convert, manifest
 
 PACKAGE = "dataset-fashion-mnist"
@@ -43,12 +46,39 @@ class Made:
 
     prepare: Prepare
     options: convert.Options
+    names: re.Pattern[str]
+    """Of its files: where others are, somebody else's data is being put."""
+    bytes: int
+    """How much it is, before it is made."""
+    words: str
+    """What `mayfly data put` makes it with, of a directory with the four files."""
+
+    def what_is_put(self, spec: ClusterSpec) -> str:
+        """Return what is put where, and how much that is."""
+        size = f"{self.bytes / 2**20:,.0f} MiB"
+        return f"{self.options.name} ({size}) is put into {spec.data.source}"
 
 
 def made_for(source: str) -> Made | None:
     """What belongs at a default job's data source, None at any other."""
-    ends = {"fashion-mnist/": Made(prepare, OPTIONS), "fashion-mnist-idx/": Made(find, FILES)}
-    return next((made for end, made in ends.items() if source.endswith(end)), None)
+    return next((made for end, made in _made().items() if source.endswith(end)), None)
+
+
+def made_for_bucket(spec: ClusterSpec) -> Made | None:
+    """What belongs where a default job looks in the user's own bucket, that of the model; None for
+    a job with any other source."""
+    bucket, _ = split_s3_uri(str(spec.model.destination))
+    places = {f"s3://{bucket}/datasets/{end}": made for end, made in _made().items()}
+    return places.get(spec.data.source) if spec.model.destination else None
+
+
+def _made() -> dict[str, Made]:
+    records = re.compile(r"(train|validation|eval)-\d+-of-\d+\.tfrecords|metadata\.json")
+    idx = re.compile(r"(train|t10k)-(images|labels)-idx\d-ubyte(\.gz)?")
+    return {
+        "fashion-mnist/": Made(prepare, OPTIONS, records, 200_064_315, "--format idx --pad"),
+        "fashion-mnist-idx/": Made(find, FILES, idx, 30_878_645, "--format files"),
+    }
 
 
 def find(_cache: Path, report: Callable[[str, float | None], None]) -> Path:

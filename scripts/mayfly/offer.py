@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from mayfly import inventory, planning, prices
+from mayfly import fashion_mnist, inventory, planning, prices
 from mayfly.choices import choices, label
 from mayfly.clouds import CloudProfile
 from mayfly.errors import OverBudget, UserError
@@ -59,6 +59,8 @@ class Offers:
     """The job's key that lists them, None for a job that has only one."""
     left_out: tuple[str, ...] = ()
     """Those that the budget does not allow, with the reason."""
+    notices: tuple[str, ...] = ()
+    """What holds for all of them."""
 
     @property
     def first(self) -> Offer:
@@ -96,6 +98,12 @@ def make_offers(
     if order == "any_of":
         made.sort(key=_by_price)
     return Offers(tuple(made), order, tuple(left_out))
+
+
+def about_data(spec: ClusterSpec, profile: CloudProfile) -> list[str]:
+    """What `deploy` puts into the user's own bucket for a default job; one line, or none."""
+    known = fashion_mnist.made_for_bucket(spec) if profile.bucket is None else None
+    return [f"{known.what_is_put(spec)} by deploy, unless it is there"] if known else []
 
 
 def _by_price(offer: Offer) -> tuple[bool, float, float]:

@@ -5,6 +5,7 @@ Each check raises an error of one line; none leaves anything behind.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,14 @@ def check_preprocess(spec: ClusterSpec, dataset: Dataset) -> None:
         )
 
 
-def is_unfinished(client: Any, uri: str) -> bool:
-    """Return whether no manifest is below `uri`: it is written last, so nothing whole is there."""
-    return s3.size_of(client, s3.parse_uri(uri).join(manifest.NAME)) is None
+def is_unfinished(client: Any, uri: str, names: re.Pattern[str]) -> bool:
+    """Return whether a dataset's files (their `names`) have yet to be put below `uri`.
+
+    Its manifest is written last, so without one nothing whole is there; with other files but no
+    manifest, somebody else's data is.
+    """
+    found = s3.list_sizes(client, s3.parse_uri(uri))
+    return manifest.NAME not in found and all(names.fullmatch(name) for name in found)
 
 
 def _advice(uri: str) -> str:

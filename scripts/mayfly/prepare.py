@@ -10,6 +10,7 @@ from mayfly.display import Phases
 from mayfly.engines import image_extras
 from mayfly.errors import UserError
 from mayfly.failover import Attempt, Cause
+from mayfly.fashion_mnist import Made
 from mayfly.images import NoImage
 from mayfly.job import Job, Ready, Tools
 from mayfly.own.machines import Machines
@@ -18,7 +19,7 @@ from mayfly.radl_render import write_radl
 from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore
 from mayfly.services import Services, local_image, open_machines, open_services
-from mayfly.spec import CHECKOUT, JUICEFS
+from mayfly.spec import CHECKOUT, JUICEFS, ClusterSpec
 from mayfly.steps import GROUPS
 
 
@@ -41,10 +42,7 @@ def prepare(job: Job, tools: Tools, phases: Phases, *, only_look: bool = False) 
     preflight.check_bucket(services.client, str(spec.model.destination))
     preflight.check_store(spec.store, services.s3.endpoint, local=services.platform is not None)
     if job.trains:
-        _provide_data(job, tools, services, phases)
-        dataset = preflight.check_dataset(services.client, spec.data.source)
-        preflight.check_preprocess(spec, dataset)
-        display.say(f"data: {dataset.uri}, {dataset.describe()}")
+        _check_data(job, tools, services, phases, only_look)
     with phases.phase("image"):
         job, image, passed = _first_with_image(job, services, tools)
     spec = job.spec
@@ -142,18 +140,41 @@ def note_place(ready: Ready, job: Job, tools: Tools) -> None:
         tools.ledger.add_place(ready.run.id, job.place.region, account.who())
 
 
-def _provide_data(job: Job, tools: Tools, services: Services, phases: Phases) -> None:
-    """Put the default jobs' data into the local bucket, where it is not yet."""
-    source = job.spec.data.source
-    known = fashion_mnist.made_for(source)
-    if services.platform is None or known is None:
-        return
-    if services.s3.endpoint != services.platform.s3_endpoint or not preflight.is_unfinished(
-        services.client, source
-    ):
-        return
+def _check_data(
+    job: Job, tools: Tools, services: Services, phases: Phases, only_look: bool
+) -> None:
+    """Check the data that the job names; a default job's is put where it is not yet.
+
+    With `only_look`, that it would be put into the user's bucket is only said.
+    """
+    spec, platform = job.spec, services.platform
+    here = platform is not None and services.s3.endpoint == platform.s3_endpoint
+    source = spec.data.source
+    known = fashion_mnist.made_for(source) if here else fashion_mnist.made_for_bucket(spec)
+    if known and preflight.is_unfinished(services.client, source, known.names):
+        if only_look and not here:
+            tools.display.say(f"data: {known.what_is_put(spec)} by deploy: it is not there yet")
+            return
+        _provide_data(spec, known, tools, services, phases)
+    dataset = preflight.check_dataset(services.client, source)
+    preflight.check_preprocess(spec, dataset)
+    tools.display.say(f"data: {dataset.uri}, {dataset.describe()}")
+
+
+def _provide_data(
+    spec: ClusterSpec, known: Made, tools: Tools, services: Services, phases: Phases
+) -> None:
+    """Put the default jobs' data into the bucket. Raises UserError where it cannot be had here."""
+    source = spec.data.source
+    tools.display.say(f"data: {known.what_is_put(spec)}: it is not there yet")
     with phases.phase("data") as report:
-        directory = known.prepare(tools.cache, report)
+        try:
+            directory = known.prepare(tools.cache, report)
+        except UserError as error:
+            put = f"mayfly data put DIRECTORY {source} {known.words} --cloud {spec.cloud}"
+            raise UserError(
+                error.message, f"{error.hint}, or, with its four files in DIRECTORY, run `{put}`"
+            ) from error
         data.put(directory, source, services.client, known.options, report)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import boto3
 import pytest
@@ -75,10 +76,19 @@ def test_a_model_is_no_data(client):
 
 
 def test_an_upload_that_broke_is_unfinished(client):
+    names = re.compile(r"train-.*")
+    assert preflight.is_unfinished(client, "s3://bucket/data/", names)
     put(client, "data/train-00000-of-00001.tfrecords")
-    assert preflight.is_unfinished(client, "s3://bucket/data/")
+    assert preflight.is_unfinished(client, "s3://bucket/data/", names)
     put_manifest(client, "data/", "dataset", {"train-00000-of-00001.tfrecords": 1})
-    assert not preflight.is_unfinished(client, "s3://bucket/data/")
+    assert not preflight.is_unfinished(client, "s3://bucket/data/", names)
+
+
+def test_other_files_are_somebody_elses_upload(client):
+    put(client, "data/train-00000-of-00001.tfrecords")
+    put(client, "data/holidays.jpg")
+    names = re.compile(r"train-.*")
+    assert not preflight.is_unfinished(client, "s3://bucket/data/", names)
 
 
 def test_whole_data_is_described(client):
