@@ -44,7 +44,7 @@ destroy: setup ## Destroy the latest run's nodes, or RUN=<id>
 verify-clean: setup ## Prove that nothing of the latest run is left, or of RUN=<id>
 	@$(BIN)/mayfly verify-clean $(RUN) $(filter --json,$(SWITCHES))
 
-gc: setup ## Find leftovers of any run on CLOUD=aws or openstack, and remove them (asks, or YES=1)
+gc: setup ## Find leftovers of runs on CLOUD=…, and remove them (asks, or YES=1)
 	@$(BIN)/mayfly gc $(call flag,CLOUD,cloud) $(call flag,REGION,region) $(filter --json --yes,$(SWITCHES))
 
 local-up: setup ## Start what CLOUD=local needs: Docker Engine, node image, S3 server, IM service

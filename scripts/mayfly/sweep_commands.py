@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from mayfly.auth.find import find_credential
-from mayfly.clouds import load_cloud
+from mayfly.clouds import known_clouds, load_cloud
 from mayfly.console import emit
 from mayfly.destroy import Destroyer, destroyer_of
 from mayfly.display import Phases, make_display
-from mayfly.errors import RemoteError, UserError, unknown
-from mayfly.im import SilentManager
+from mayfly.errors import MayflyError, RemoteError, UserError, unknown
+from mayfly.im import Manager, SilentManager
 from mayfly.ledger import Ledger, Record
 from mayfly.local import platform
 from mayfly.local.paths import find_paths
 from mayfly.run_lock import Busy
 from mayfly.services import LOCAL, reopen_services
+from mayfly.sweep import im as sweep_im
 from mayfly.sweep import leftovers, proof
 from mayfly.sweep.find import SWEPT, find_account
 from mayfly.sweep.leftovers import Leftover
@@ -64,7 +65,7 @@ def verify_command(run: Run = None, as_json: Json = False, debug: Debug = False)
 
 
 def gc_command(
-    cloud: Annotated[str | None, typer.Option(help=f"Whose account: {' or '.join(SWEPT)}.")] = None,
+    cloud: Annotated[str | None, typer.Option(help="Whose account.")] = None,
     region: Annotated[
         list[str] | None,
         typer.Option(help="Region to look in; may be repeated. Those of this machine's runs."),
@@ -82,11 +83,17 @@ def gc_command(
     timer has powered off. What a run of this machine still works with is shown and never removed;
     whether a run of another machine goes on is not known here, so look at its age: while nodes of
     it are on, --yes removes it only when --run names it. --json only lists, unless there is --yes.
+
+    Where we cannot list an account (all but aws and openstack), IM is asked for the nodes of this
+    machine's runs, and what goes is destroyed through IM, whose word the end is.
     """
     name = _checked_cloud(cloud)
     ledger = _ledger()
     with make_display(plain=as_json) as display, Phases(display).phase("look"):
-        view = _look(name, region or [], ledger)
+        if name in SWEPT:
+            view = _look(name, region or [], ledger)
+        else:
+            view = _ask_im(name, region or [], ledger)
     _require_found(run or [], view)
     offered = [each for each in view.found if _is_offered(each, run or [], unasked=yes)]
     if not as_json:
@@ -114,6 +121,8 @@ class View:
     listings: list[Listing]
     found: list[Leftover]
     moment: datetime
+    destroyers: Mapping[str, Destroyer] = field(default_factory=dict)
+    """What removes a run where the account is not ours to list, by run."""
 
     def unlisted(self) -> list[str]:
         """Name what could not be listed."""
@@ -127,12 +136,12 @@ class View:
 def _checked_cloud(cloud: str | None) -> str:
     """Return the cloud to look in; raises UserError where we cannot, or there are no keys."""
     name = cloud or os.environ.get("MAYFLY_CLOUD")
+    rented = [each for each in known_clouds() if load_cloud(each).needs_confirmation]
     if not name:
-        raise UserError("no cloud to look in", f"choose one with --cloud: {', '.join(SWEPT)}")
+        raise UserError("no cloud to look in", f"choose one with --cloud: {', '.join(rented)}")
     load_cloud(name)  # else it is unknown, and the nearest is named
-    if name not in SWEPT:
-        advice = "`mayfly destroy RUN` asks IM; then look in its console for the tag mayfly-run"
-        raise UserError(f"there is no sweep of ours for cloud {name!r}", advice)
+    if name not in rented:
+        raise UserError(f"nodes on cloud {name!r} cost nothing", "`mayfly destroy RUN` ends a run")
     find_credential(name, os.environ)
     return name
 
@@ -154,6 +163,29 @@ def _look(cloud: str, regions: list[str], ledger: Ledger) -> View:
     at_work = frozenset(each.run for each in records if ledger.at_work(each.run))
     found = leftovers.group(listings, records, moment, at_work)
     return View(cloud, account.who(), records, places, listings, found, moment)
+
+
+def _ask_im(cloud: str, regions: list[str], ledger: Ledger) -> View:
+    """List what IM has of the runs of here that are not destroyed, as nobody else can be asked."""
+    if regions:
+        advice = "IM is asked for all runs of this machine: leave it out"
+        raise UserError(f"--region {regions[0]} does not go with cloud {cloud!r}", advice)
+    moment = datetime.now(UTC)
+    records = [each for each in ledger.runs() if each.cloud == cloud and not each.destroyed]
+    destroyers: dict[str, Destroyer] = {}
+
+    def manager_of(record: Record) -> Manager:
+        destroyers[record.run] = _destroyer(record, ledger)
+        return destroyers[record.run].im
+
+    listings = [sweep_im.look(records, manager_of)]
+    for each in destroyers.values():
+        with suppress(RemoteError):
+            each.im.wipe(())  # ends a service of ours that was only started to be asked
+    records = [each for each in ledger.runs() if each.cloud == cloud]
+    at_work = frozenset(each.run for each in records if ledger.at_work(each.run))
+    found = leftovers.group(listings, records, moment, at_work)
+    return View(cloud, None, records, [], listings, found, moment, destroyers)
 
 
 def _is_offered(each: Leftover, named: list[str], *, unasked: bool) -> bool:
@@ -203,6 +235,8 @@ def _remove_alone(
     leftover: Leftover, view: View, ledger: Ledger, report: Callable[[str], None]
 ) -> list[str]:
     run = leftover.run
+    if run in view.destroyers:
+        return _destroy(leftover, view, ledger, report)
     if leftover.state not in (None, "destroyed"):
         ledger.set_state(run, "destroying")  # IM may know of it: `mayfly destroy` asks there
     known = leftovers.infrastructures_of(run, view.listings, view.records)
@@ -221,13 +255,24 @@ def _remove_alone(
     ]
 
 
+def _destroy(
+    leftover: Leftover, view: View, ledger: Ledger, report: Callable[[str], None]
+) -> list[str]:
+    """Have IM remove a run, and name what may be left of it when it does not."""
+    try:
+        view.destroyers[leftover.run].destroy(ledger.get(leftover.run), report)
+    except MayflyError as error:
+        return [f"{thing} in {thing.place}: {error}" for thing in leftover.things]
+    return []
+
+
 def _document(view: View, offered: list[Leftover], left: list[str]) -> dict[str, Any]:
     unlisted = view.unlisted()
     return {
         "ok": not (left or unlisted),
         "cloud": view.cloud,
         "account": view.who,
-        "places": [place.name for place in view.places],
+        "places": [listing.place for listing in view.listings],
         "runs": [leftovers.document(each, view.moment) for each in view.found],
         "notes": [note for listing in view.listings for note in listing.notes],
         "unlisted": unlisted,

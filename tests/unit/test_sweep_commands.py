@@ -12,18 +12,20 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 from tests.unit.deploy_fakes import FakeClock, FakeIM, FakeTraces
 from tests.unit.lock_fakes import working
+from tests.unit.test_sweep_openstack import FakeOpenStack, fill
 
 from mayfly import cli, sweep_commands
 from mayfly.auth import aws as aws_keys
 from mayfly.credentials import S3Settings
 from mayfly.destroy import Destroyer
 from mayfly.errors import RemoteError
-from mayfly.im import SilentManager
+from mayfly.im import SilentManager, State
 from mayfly.ledger import Ledger
 from mayfly.redact import Secret
 from mayfly.services import Services
 from mayfly.sweep.aws import AwsAccount
 from mayfly.sweep.leftovers import goes_on
+from mayfly.sweep.openstack import OpenStackAccount
 from mayfly.sweep.things import TAG, Thing
 from mayfly.watch import Pace
 
@@ -277,9 +279,9 @@ def test_other_regions_are_those_named_or_of_runs_here(mayfly, ledger):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["gc"], "choose one with --cloud: aws, openstack"),
+        (["gc"], "choose one with --cloud: aws, azure, egi, gcp, opennebula, openstack"),
         (["gc", "--cloud", "awz"], "unknown cloud: 'awz'"),
-        (["gc", "--cloud", "gcp"], "no sweep of ours for cloud 'gcp'"),
+        (["gc", "--cloud", "local"], "nodes on cloud 'local' cost nothing"),
         (["gc", "--cloud", "aws", "--run", "one"], "unknown leftover run: 'one'"),
         (["gc", "--cloud", "openstack"], "no OpenStack credentials: missing OS_CLOUD"),
         (["verify-clean"], "mayfly deploy"),
@@ -424,3 +426,120 @@ def test_what_could_not_be_looked_at_after_the_removal_is_not_called_removed(
     document = json.loads(out)
     assert (code, document["ok"]) == (1, False)
     assert any("volumes" in each and "could not be listed" in each for each in document["left"])
+
+
+# --- gc on OpenStack ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(monkeypatch):
+    """A project with somebody else's servers, and a run of ours whose timer has powered it off."""
+    cloud = FakeOpenStack()
+    fill(cloud, "", "frontend", "theirs")
+    account = OpenStackAccount(lambda region=None: cloud)
+    monkeypatch.setattr(sweep_commands, "find_credential", lambda *_: None)
+    monkeypatch.setattr(sweep_commands, "find_account", lambda *_: account)
+    return cloud
+
+
+def test_servers_that_are_off_are_offered_and_foreign_ones_stay(mayfly, ledger, project):
+    theirs = project.names()
+    ledger.add(RUN, "openstack", f"s3://bucket/{RUN}/", {})
+    ledger.set_infrastructure(RUN, INFRA)
+    ledger.set_state(RUN, "training")
+    fill(project, RUN, INFRA, "ours")
+    for server in project.rows("servers"):
+        server.status = "SHUTOFF"
+    code, out, _ = mayfly("gc", "--cloud", "openstack", "--yes")
+    assert code == 0
+    assert f"run {RUN}" in out and "2 nodes powered off" in out and "theirs" not in out
+    assert project.names() == theirs
+    assert ledger.get(RUN).state == "destroying"  # `mayfly destroy` lets IM forget it
+
+
+def test_a_run_whose_servers_are_on_goes_on(mayfly, ledger, project):
+    ledger.add(RUN, "openstack", f"s3://bucket/{RUN}/", {})
+    ledger.set_infrastructure(RUN, INFRA)
+    ledger.set_state(RUN, "training")
+    fill(project, RUN, INFRA, "ours")
+    everything = project.names()
+    code, out, _ = mayfly("gc", "--cloud", "openstack", "--yes")
+    assert (code, project.names()) == (0, everything)
+    assert "goes on (training)" in out
+
+
+# --- gc by IM's word ------------------------------------------------------------------------------
+
+OFF = State("off", {"0": "off", "1": "stopped"})
+
+
+@pytest.fixture
+def im(monkeypatch):
+    """IM of a cloud whose account nobody here can list."""
+    made = FakeIM()
+    keys = S3Settings(Secret("id"), Secret("secret"), None, None, "us-east-1", "test")
+    alone = Services(made, keys, None, None)
+    monkeypatch.setattr(sweep_commands, "find_credential", lambda *_: None)
+    monkeypatch.setattr(sweep_commands, "reopen_services", lambda *_, **__: alone)
+    return made
+
+
+def add_to_im(ledger: Ledger, im: FakeIM, run: str, infrastructure: str, state: State) -> None:
+    ledger.add(run, "gcp", f"s3://bucket/{run}/", {})
+    ledger.set_infrastructure(run, infrastructure)
+    ledger.set_state(run, "training")
+    im.radls[infrastructure] = f"instance_tags = 'mayfly-run={run}'"
+    im.states[infrastructure] = [state]
+
+
+def test_without_a_sweep_nodes_that_are_off_are_destroyed_by_im(mayfly, ledger, im):
+    add_to_im(ledger, im, RUN, INFRA, OFF)
+    add_to_im(ledger, im, OTHER_RUN, OTHER_INFRA, State("configured", {"0": "configured"}))
+    im.radls["somebody-elses"] = "no run of ours"
+    code, out, _ = mayfly("gc", "--cloud", "gcp", "--yes")
+    assert code == 0
+    assert f"node {INFRA}/0 (off) in IM" in out and "2 nodes powered off" in out
+    assert "IM's word" in out and out.endswith("removed 2\n")
+    assert im.asked == [INFRA]
+    assert ledger.get(RUN).destroyed
+    assert ledger.get(OTHER_RUN).state == "training"
+    assert "IM's word" in json.dumps(ledger.proof(RUN))
+
+
+def test_a_run_of_which_im_lists_no_node_is_noted(mayfly, ledger, im):
+    ledger.add(RUN, "gcp", f"s3://bucket/{RUN}/", {})
+    ledger.set_state(RUN, "training")
+    document = json.loads(mayfly("gc", "--cloud", "gcp", "--json")[1])
+    assert (document["ok"], document["runs"], document["places"]) == (True, [], ["IM"])
+    assert any(f"`mayfly destroy {RUN}` proves it" in note for note in document["notes"])
+
+
+def test_an_infrastructure_whose_id_never_came_back_is_found(mayfly, ledger, im):
+    add_to_im(ledger, im, RUN, INFRA, OFF)
+    ledger.set_infrastructure(RUN, None)
+    document = json.loads(mayfly("gc", "--cloud", "gcp", "--json")[1])
+    assert [each["id"] for each in document["runs"][0]["things"]] == [f"{INFRA}/0", f"{INFRA}/1"]
+
+
+def test_an_im_that_does_not_destroy_is_named(mayfly, ledger, im):
+    add_to_im(ledger, im, RUN, INFRA, OFF)
+    im.polls_until_gone = 10_000
+    code, out, _ = mayfly("gc", "--cloud", "gcp", "--yes")
+    assert code == 1
+    assert f"left: node {INFRA}/0 (off) in IM: IM does not destroy {INFRA}" in out
+    assert ledger.get(RUN).state == "destroying"
+
+
+def test_an_im_that_is_silent_is_not_taken_for_an_empty_one(mayfly, ledger, im, monkeypatch):
+    add_to_im(ledger, im, RUN, INFRA, OFF)
+    silent = Services(SilentManager(RemoteError("IM is gone")), None, None, None)
+    monkeypatch.setattr(sweep_commands, "reopen_services", lambda *_, **__: silent)
+    code, out, _ = mayfly("gc", "--cloud", "gcp", "--yes")
+    assert code == 1
+    assert f"not listed: nodes in IM: of run {RUN}: IM is gone" in out
+
+
+def test_im_is_asked_for_no_region(mayfly, im):
+    code, _, err = mayfly("gc", "--cloud", "gcp", "--region", "us-central1-a")
+    assert code == 2
+    assert "--region us-central1-a does not go with cloud 'gcp'" in err

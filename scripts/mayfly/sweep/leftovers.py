@@ -17,8 +17,9 @@ from mayfly.ledger import Record
 from mayfly.sweep.proof import things
 from mayfly.sweep.things import Listing, Marks, Thing
 
-NODES = ("instance", "server")
-OFF = ("stopped", "shutoff")  # by the dead-man timer, say: their disks still cost
+NODE = "node"  # in IM's words
+NODES = ("instance", "server", NODE)
+OFF = ("stopped", "shutoff", "off")  # by the dead-man timer, say: their disks still cost
 BEGUN = ("preparing", "creating", "configuring")  # nodes may be yet to come
 AT_WORK = (*BEGUN, "training", "exporting")
 STAMP = re.compile(r"-(\d{6}-\d{6})-[0-9a-f]{4}$")  # of a run's identifier
