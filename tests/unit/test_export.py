@@ -196,6 +196,23 @@ def test_what_a_program_without_savedmodels_leaves():
     assert found.checkpoint_state is None
 
 
+def test_tensorflows_checkpoint_among_those_of_other_programs_is_exported_whole():
+    state = b'model_checkpoint_path: "ckpt-158"\nall_model_checkpoint_paths: "ckpt-9"\n'
+    files = {
+        "checkpoint": state,
+        "ckpt-9.index": b"old",
+        "ckpt-158.index": b"index",
+        "ckpt-158.data-00000-of-00001": b"data",
+    }
+    hdfs = FakeHdfs({f"{MODEL}/checkpoints/{name}": data for name, data in files.items()})
+    found = model_files.find(hdfs, MODEL)
+    targets = sorted(file.target for file in found.files)
+    assert targets == ["checkpoints/ckpt-158.data-00000-of-00001", "checkpoints/ckpt-158.index"]
+    assert found.checkpoint_state == (
+        b'model_checkpoint_path: "ckpt-158"\nall_model_checkpoint_paths: "ckpt-158"\n'
+    )
+
+
 def test_a_checkpoint_whose_files_are_gone_is_an_error(hdfs):
     del hdfs.files[f"{MODEL}/model.ckpt-14.index"]
     with pytest.raises(NodeError, match="model.ckpt-14 is named, but its files are not there"):

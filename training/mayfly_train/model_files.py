@@ -54,8 +54,8 @@ def find(store: Reader, model_dir: str) -> ModelFiles:
     """The model, the last checkpoint and all event files below a model_dir.
 
     The model is the newest SavedModel, or else what lies in `export/`; the last checkpoint is
-    TensorFlow's, or else the newest file in `checkpoints/`. A program may leave only one of model
-    and checkpoint; NothingThere is raised without both.
+    TensorFlow's, here or in `checkpoints/`, or else the newest file there. A program may leave only
+    one of model and checkpoint; NothingThere is raised without both.
     """
     found = store.walk(model_dir)
     names = {posixpath.relpath(info.path, model_dir): info for info in found}
@@ -71,7 +71,8 @@ def find(store: Reader, model_dir: str) -> ModelFiles:
     ]
     if not any(file.target.startswith(("model/", "checkpoints/")) for file in files):
         raise NothingThere(f"no model and no checkpoint in {model_dir} — see the tasks' logs")
-    state = f'model_checkpoint_path: "{last}"\nall_model_checkpoint_paths: "{last}"\n'
+    name = posixpath.basename(last or "")
+    state = f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n'
     return ModelFiles(tuple(files), state.encode() if last else None)
 
 
@@ -113,19 +114,20 @@ def _is_checkpoint(name: str) -> bool:
 
 
 def _last_checkpoint(store: Reader, names: dict[str, FileInfo]) -> str | None:
-    """The name of the last checkpoint, as in model.ckpt-1400."""
-    if CHECKPOINT_STATE not in names:
-        return None
-    state = store.read_bytes(names[CHECKPOINT_STATE].path).decode("utf-8", "replace")
-    latest = _LATEST.search(state)
-    return posixpath.basename(latest[1]) if latest else None
+    """The last checkpoint that TensorFlow's state names, as in model.ckpt-1400."""
+    for directory in ("", _CHECKPOINTS):
+        if found := names.get(f"{directory}{CHECKPOINT_STATE}"):
+            state = store.read_bytes(found.path).decode("utf-8", "replace")
+            latest = _LATEST.search(state)
+            return f"{directory}{posixpath.basename(latest[1])}" if latest else None
+    return None
 
 
 def _checkpoint(names: dict[str, FileInfo], last: str | None) -> list[ModelFile]:
     if last is None:
         return []
     files = [
-        ModelFile(info, f"checkpoints/{name}")
+        ModelFile(info, f"{_CHECKPOINTS}{name.removeprefix(_CHECKPOINTS)}")
         for name, info in names.items()
         if name == "graph.pbtxt" or name.startswith(f"{last}.")
     ]
