@@ -246,6 +246,8 @@ def find(platform: local.LocalPlatform, run: str, made: list[str]) -> Cluster:
         for program in {way.program for way in WAYS.values()}:
             docker(platform, "cp", str(PROGRAMS / program), f"{name}:/tmp/{program}")
             docker(platform, "exec", name, "mv", f"/tmp/{program}", BENCH)
+        docker(platform, "cp", str(PROGRAMS / "shared"), f"{name}:/tmp/shared")
+        docker(platform, "exec", name, "cp", "-r", "/tmp/shared", BENCH)
     order = [node["address"] for node in cluster["nodes"]["worker"]]
     return Cluster(platform.docker_host, [by_address[address] for address in order], order)
 

@@ -33,6 +33,7 @@ def test_contents(tarball: Path):
         *(f"playbooks/{name}.yml" for name in PLAYBOOKS),
         "training/mayfly_train/__main__.py",
         "training/programs/cifar10.py",
+        "training/programs/shared/sigterm.py",
         "roles/hadoop/tasks/main.yml",
         "radl/cluster.radl.j2",
     }

@@ -227,7 +227,10 @@ def repository() -> dict[str, str]:
     return {
         "requirements.txt": "\n".join(["--no-index", *wanted]) + "\n",
         "heat_train.py": (ROOT / "tests/e2e/programs/heat_train.py").read_text(),
-        "mnist_lightning.py": (ROOT / "training/programs/mnist_lightning.py").read_text(),
+        **{
+            name: (ROOT / "training/programs" / name).read_text()
+            for name in ("mnist_lightning.py", "shared/__init__.py", "shared/sigterm.py")
+        },
     }
 
 

@@ -524,6 +524,52 @@ def test_the_launcher_ends_its_ranks_when_it_is_asked_to(nodes):
         os.kill(rank, 0)
 
 
+# Rank 0 saves once rank 1 has seen that it was asked to, as an all-reduce would have it.
+SAVES = """
+import os, pathlib, signal, sys, time
+rank, here = os.environ["HOROVOD_RANK"], pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (here / f"asked-{rank}").touch())
+start = here / f"{rank}-{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
+start.write_text(f"{os.getpid()} {os.environ['HOROVOD_SIZE']}")
+while not (here / "asked-0").exists():
+    time.sleep(0.02)
+if rank == "0":
+    time.sleep(float(sys.argv[2]))
+    (here / "saved").touch()
+while not (here / "saved").exists():
+    time.sleep(0.02)
+sys.exit(143)
+"""
+
+
+def test_the_launcher_waits_while_its_rank_saves_with_the_others(nodes):
+    run = nodes(5)  # longer than a node may be silent, and than ranks have before a restart
+    (run.directory / "rank.py").write_text(SAVES)
+    run.limits["save"] = 60
+    run.start("a", "b")
+    run.ranks(2)
+    run.launchers["a"].terminate()
+    code, output = run.ends("a")
+    assert code == 128 + signal.SIGTERM
+    assert (run.directory / "saved").exists()
+    assert not (run.directory / "asked-1").exists()  # nobody took the first node for lost
+    assert "start again" not in output
+    run.launchers["b"].terminate()
+    assert run.ends("b")[0] == 128 + signal.SIGTERM
+
+
+def test_a_rank_that_does_not_save_in_time_is_killed(nodes):
+    run = nodes(600)
+    (run.directory / "rank.py").write_text(SAVES)
+    run.limits["save"] = 1
+    run.start("a", nodes="a")
+    (rank,) = run.ranks(1).values()
+    run.launchers["a"].terminate()
+    assert run.ends("a")[0] == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(rank, 0)
+
+
 def test_the_meeting_answers_bad_messages_with_an_error():
     server = horovod_launch.serve("127.0.0.1", 0, horovod_launch.MeetingHandler, Room().meeting)
     port = server.server_address[1]

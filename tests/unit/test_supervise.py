@@ -274,6 +274,18 @@ def test_the_chief_saves_when_a_limit_is_reached_and_the_others_end_after_it(tmp
     assert json.loads((tmp_path / "ended").read_text())["run"] == cluster().run
 
 
+@pytest.mark.parametrize("code", [143, 1, 0])
+def test_a_task_that_ends_while_the_chief_saves_has_stopped_and_is_not_started_again(
+    tmp_path, board, code
+):
+    board.write("STOP", b"{}")
+    assert supervisor(tmp_path, board, "worker-0", f"raise SystemExit({code})").run() == OK
+    assert heartbeat(board, "worker-0")["state"] == "stopped"
+    board.write("DONE", b"{}")  # the chief was at the end of its work when it was asked
+    assert supervisor(tmp_path, board, "worker-0", "pass").run() == OK
+    assert heartbeat(board, "worker-0")["state"] == "succeeded"
+
+
 def test_a_chief_that_died_before_it_was_asked_is_not_started_again(tmp_path, board):
     board.write("STOP", b"{}")
     program = f"open({str(tmp_path / 'started')!r}, 'w')"

@@ -180,6 +180,7 @@ def test_a_machines_gpus_cores_and_interface_decide_the_processes():
         "GLOO_SOCKET_IFNAME": "eth1",
         "NCCL_SOCKET_IFNAME": "eth1",
         "OMP_NUM_THREADS": "2",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "50",
     }
     words, environment = start("worker-0", Machine("ib0", gpus=4, cores=16))
     assert "--nproc-per-node 4" in words
@@ -219,7 +220,7 @@ def test_every_launcher_of_horovod_knows_all_nodes_in_rank_order_and_itself():
         assert words.startswith("/opt/mayfly/runtime/bin/python /")
         assert "horovod_launch.py --run demo-261128-120000-ab12" in words
         assert f"--node n2=10.0.0.2 --node n3=10.0.0.3 --me {name} --port 2222 --slots 1" in words
-        assert "--restarts 3 --assemble 600 --min-nodes 1" in words
+        assert "--restarts 3 --assemble 600 --save 50 --min-nodes 1" in words
         assert "--memory /var/lib/mayfly/tasks/demo-261128-120000-ab12/horovod.json" in words
         assert words.endswith(
             "-- /opt/mayfly/runtime/bin/python /opt/p/main.py "
@@ -233,7 +234,8 @@ def test_the_launcher_takes_the_command_line_that_it_is_given():
     args = parse_args(words.split(" ")[2:])
     assert args.nodes == {"n2": "10.0.0.2", "n3": "10.0.0.3"}
     assert (args.me, args.port, args.slots, args.min_nodes) == ("n3", 2222, 4, 1)
-    assert (args.restarts, args.assemble, args.words[1]) == (3, 600.0, "/opt/p/main.py")
+    assert (args.restarts, args.assemble, args.save) == (3, 600.0, 50.0)
+    assert args.words[1] == "/opt/p/main.py"
 
 
 def test_horovods_ranks_use_the_interface_and_share_the_cores():

@@ -55,7 +55,8 @@ class Limits:
     """How long things may take, in seconds, and how often all may start again.
 
     A node that has said nothing for `silent` ends the generation; one that has said nothing for
-    `drop` is left out of the next. `assemble` is for all nodes to come, at first and later.
+    `drop` is left out of the next. `assemble` is for all nodes to come, at first and later. From
+    SIGTERM on ranks have `kill_after` before a restart, and `save` when the launcher is to end.
     """
 
     ask: float = 0.5
@@ -63,6 +64,7 @@ class Limits:
     drop: float = 30.0
     assemble: float = 600.0
     kill_after: float = 5.0
+    save: float = 50.0
     follow: float = 20.0
     restarts: int = 3
 
@@ -603,10 +605,14 @@ class Ranks:
                 return FAILED, code, f"rank {place.rank} on node {place.node} {told(code)}{hint}"
         return (FINISHED if None not in codes else RUNNING), OK, ""
 
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, at which a program may save."""
+        self._signal(signal.SIGTERM)
+
     def stop(self, kill_after: float) -> None:
         """End them: ask first, then kill."""
         end = time.monotonic() + kill_after
-        self._signal(signal.SIGTERM)
+        self.ask_to_end()
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.0, end - time.monotonic()))
@@ -714,9 +720,26 @@ class Launcher:
                         f"{self._limits.assemble:.0f} s — look at its task's log"
                     )
                     return ERROR
+            self._let_ranks_save(ask)
             return 128 + signal.SIGTERM
         finally:
             self._end_ranks()
+
+    def _let_ranks_save(self, ask: Ask) -> None:
+        """Pass SIGTERM on, and wait while this node's ranks save.
+
+        They need all others for it. So the meeting is told on that they run, else it would take
+        this node for lost and end those; what it answers changes nothing any more.
+        """
+        if self._ranks is None:
+            return
+        self._ranks.ask_to_end()
+        end, told = time.monotonic() + self._limits.save, 0.0
+        while (message := self._message())["state"] == RUNNING and time.monotonic() < end:
+            if time.monotonic() - told >= self._limits.ask:
+                ask(message)
+                told = time.monotonic()
+            time.sleep(LOOK_S)
 
     def _message(self) -> dict[str, Any]:
         state, code, cause = self._ranks.state() if self._ranks else (READY, OK, "")

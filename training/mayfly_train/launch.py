@@ -16,6 +16,9 @@ from mayfly_train.topology import Task
 # torchrun restarts all processes when one has failed. The first restart can meet an address of the
 # old ones, so one is not enough.
 MAX_RESTARTS = 3
+# What ranks have, from SIGTERM on, to save: the supervisor gives 60 s to their launcher, and
+# torchrun by itself 30 s to them.
+RANKS_SAVE_S = 50
 # Nodes are not configured at the same time: the others wait this long for rank 0's store.
 RENDEZVOUS_S = 600
 # Where a node's own commands are, as Debian's init sets it for services.
@@ -138,8 +141,17 @@ def torch(cluster: Cluster, task: Task, look: Look) -> Launch:
         "GLOO_SOCKET_IFNAME": machine.interface,
         "NCCL_SOCKET_IFNAME": machine.interface,
         "OMP_NUM_THREADS": str(max(1, machine.cores // machine.processes)),
+        **_patience(),
     }
     return Launch([*words, *program(cluster)], environment)
+
+
+def _patience() -> dict[str, str]:
+    """How long torchrun waits for its processes after it has sent SIGTERM on to them.
+
+    torch/distributed/launcher/api.py, LaunchConfig; a restart's SIGTERM has its 30 s all the same.
+    """
+    return {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANKS_SAVE_S)}
 
 
 def command(cluster: Cluster, task: Task, look: Look) -> Launch:
@@ -191,6 +203,7 @@ def _torchrun_names(cluster: Cluster, rank: int, machine: Machine) -> dict[str, 
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "NPROC_PER_NODE": str(machine.processes),
+        **_patience(),
     }
 
 
@@ -233,7 +246,7 @@ def horovod(cluster: Cluster, task: Task, look: Look) -> Launch:
         words += ["--node", f"{node.name}={node.address}"]
     words += ["--me", topology.node_of(cluster, task).name, "--port", str(cluster.port)]
     words += ["--slots", str(machine.processes), "--restarts", str(MAX_RESTARTS)]
-    words += ["--assemble", str(RENDEZVOUS_S)]
+    words += ["--assemble", str(RENDEZVOUS_S), "--save", str(RANKS_SAVE_S)]
     words += ["--min-nodes", cluster.environment.get("MAYFLY_MIN_NODES", "1")]
     words += ["--memory", str(TASKS_DIR / cluster.run / "horovod.json")]
     environment = {

@@ -244,11 +244,14 @@ class Supervisor:
 
     def _child_ended(self, code: int) -> int:
         """The child ended by itself: what that means depends on the task and on the board."""
+        over = self._names()
+        if STOP in over and DONE not in over and self.task.kind != CHIEF:
+            # Those who make steps together stop together, while the chief still saves.
+            return self._finish("stopped", OK, code)
         if code == 0:
             if self.task.kind == CHIEF:
                 self._must_write(DONE, {"time": markers.utc_now(), **asdict(self.progress)})
             return self._finish("succeeded", OK, code)
-        over = self._names()
         if self._stop.is_set() or FAILED in over or STOPPED in over:
             return self._finish("stopped", OK, code)
         if DONE in over and self.task.kind != EVALUATOR:

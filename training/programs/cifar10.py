@@ -17,7 +17,6 @@ import json
 import logging
 import math
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any, Callable
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 import tensorflow as tf  # noqa: E402 (the log level must be set before)
+from shared import sigterm  # noqa: E402
 
 tf1 = tf.compat.v1
 LOG = logging.getLogger("tensorflow")
@@ -44,13 +44,13 @@ def main(argv: list[str]) -> None:
     tf1.logging.set_verbosity(tf1.logging.INFO)
     if "://" in args.data_dir + args.job_dir:
         import tensorflow_io  # noqa: F401 (registers hdfs:// and s3://)
-    run(args)
+    code = run(args)
     tf1.summary.FileWriterCache.clear()  # closes the event files; HDFS would keep them open
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
     # tensorflow-io's file systems can abort in static destructors after the work is done.
-    os._exit(0)
+    os._exit(code)
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -110,26 +110,31 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Train, serve variables or evaluate, as TF_CONFIG says; without it do all of it here."""
+def run(args: argparse.Namespace) -> int:
+    """Train, serve variables or evaluate, as TF_CONFIG says; without it do all of it here.
+
+    Returns the exit code.
+    """
     config = run_config(args)
     estimator = tf.estimator.Estimator(
         model_fn=model_fn, model_dir=args.job_dir, config=config, params=vars(args)
     )
     if config.task_type == "evaluator":
         evaluate_until_final(estimator, args)
-        return
+        return 0
     train_input = train_input_fn(args, config)
     if not config.cluster_spec.jobs:
         estimator.train(train_input, max_steps=args.train_steps)
         evaluate_until_final(estimator, args)
-        return
-    hooks = [StopWhenAsked()] if config.is_chief else [WaitForChief(args.job_dir)]
+        return 0
+    stop = StopWhenAsked()
+    hooks = [stop] if config.is_chief else [WaitForChief(args.job_dir)]
     tf.estimator.train_and_evaluate(
         estimator,
         tf.estimator.TrainSpec(train_input, max_steps=args.train_steps, hooks=hooks),
         tf.estimator.EvalSpec(eval_input_fn(args)),
     )
+    return sigterm.EXIT_CODE if stop.stopped else 0
 
 
 # --- cluster -----------------------------------------------------------------------------------
@@ -213,13 +218,11 @@ class StopWhenAsked(tf.estimator.SessionRunHook):
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked: sigterm.Asked | None = None
+        self.stopped = False
 
     def begin(self) -> None:
-        signal.signal(signal.SIGTERM, self.ask)
-
-    def ask(self, *_: object) -> None:
-        self.asked = True
+        self.asked = sigterm.Asked()
 
     def after_run(
         self,
@@ -227,6 +230,7 @@ class StopWhenAsked(tf.estimator.SessionRunHook):
         run_values: tf.estimator.SessionRunValues,  # noqa: ARG002
     ) -> None:
         if self.asked:
+            self.stopped = True
             run_context.request_stop()
 
 

@@ -24,6 +24,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 import tensorflow as tf  # noqa: E402 (the log level must be set before)
+from shared import sigterm  # noqa: E402
 
 tf1 = tf.compat.v1
 Hook = tf1.train.SessionRunHook
@@ -43,12 +44,12 @@ def main(argv: list[str]) -> None:
     spec = cluster_spec(args)
     if args.job_name == "ps":
         server(spec, args).join()  # for ever: whoever started it ends it
-    train(spec, args)
-    if args.task_index == 0:
+    stopped = train(spec, args)
+    if args.task_index == 0 and not stopped:
         finish(args)
     sys.stdout.flush()
     # tensorflow-io's file systems can abort in static destructors after the work is done.
-    os._exit(0)
+    os._exit(sigterm.EXIT_CODE if stopped else 0)
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -108,8 +109,11 @@ def workers(args: argparse.Namespace) -> int:
 # --- training ----------------------------------------------------------------------------------
 
 
-def train(spec: tf1.train.ClusterSpec | None, args: argparse.Namespace) -> None:
-    """Train to the last global step, from the newest checkpoint on when there is one."""
+def train(spec: tf1.train.ClusterSpec | None, args: argparse.Namespace) -> bool:
+    """Train to the last global step, from the newest checkpoint on when there is one.
+
+    Returns whether the chief was asked to stop before.
+    """
     chief = args.task_index == 0
     target = server(spec, args).target if spec else ""
     if not chief:
@@ -122,6 +126,8 @@ def train(spec: tf1.train.ClusterSpec | None, args: argparse.Namespace) -> None:
         train_op = optimizer.minimize(loss, global_step)
         hooks += [tf1.train.StopAtStepHook(last_step=args.train_steps)]
         hooks += [Told(loss, global_step, args.log_steps)]
+        stop = StopWhenAsked()
+        hooks += [stop] if chief else []
         with tf1.train.MonitoredTrainingSession(
             master=target,
             is_chief=chief,
@@ -135,6 +141,7 @@ def train(spec: tf1.train.ClusterSpec | None, args: argparse.Namespace) -> None:
         ) as session:
             while not session.should_stop():
                 session.run(train_op)
+    return stop.stopped
 
 
 def placement(spec: tf1.train.ClusterSpec | None, args: argparse.Namespace) -> Any:
@@ -153,6 +160,25 @@ def wait_for_chief(job_dir: str) -> None:
     """
     while tf.train.latest_checkpoint(job_dir) is None:
         time.sleep(POLL_SECONDS)
+
+
+class StopWhenAsked(Hook):
+    """Ends the chief's training after the step at which SIGTERM comes, with a checkpoint of it.
+
+    The session's own saver writes at the end.
+    """
+
+    def __init__(self) -> None:
+        self.asked: sigterm.Asked | None = None
+        self.stopped = False
+
+    def begin(self) -> None:
+        self.asked = sigterm.Asked()
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:  # noqa: ARG002
+        if self.asked:
+            self.stopped = True
+            run_context.request_stop()
 
 
 class Told(Hook):

@@ -32,6 +32,7 @@ import fsspec
 import numpy as np
 import torch
 import torch.distributed as dist
+from shared import sigterm
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -61,6 +62,10 @@ class Place:
         if self.world > 1:
             dist.all_reduce(values)
         return values
+
+    def total(self, values: list[int]) -> list[int]:
+        """The same of whole numbers."""
+        return [int(value) for value in self.sum(torch.tensor(values, device=self.device))]
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,8 @@ def run(args: argparse.Namespace, place: Place) -> None:
         model.parameters(), 0.0, args.momentum, weight_decay=args.weight_decay, nesterov=True
     )
     start = resume(args, model, optimizer, place)
-    train(args, place, data, Learner(model, optimizer), range(start, steps))
+    if train(args, place, data, Learner(model, optimizer), range(start, steps)) < steps:
+        raise SystemExit(sigterm.EXIT_CODE)  # it was asked to end, and has saved
     accuracy = test(args, place, model)
     tell(place, evaluated_step=steps, accuracy=f"{accuracy:.4f}")
     if place.rank == 0:
@@ -160,12 +166,17 @@ def train(
     data: Pictures,
     learner: Learner,
     steps: range,
-) -> None:
-    """Make the steps of the range; rank 0 saves a checkpoint now and then, and at the end."""
+) -> int:
+    """Make the steps of the range; rank 0 saves a checkpoint now and then, and at the end.
+
+    Returns the step that was reached: after SIGTERM it may not be the last one, and is saved.
+    """
+    stop = sigterm.StopTogether(sigterm.Asked(), place.total)
     model, optimizer = learner.model, learner.optimizer
     trained = DistributedDataParallel(model) if place.world > 1 else model
     model.train()
-    since, told = time.monotonic(), steps.start
+    since = time.monotonic()
+    told = done = steps.start
     saved = since
     for step in steps:
         for group in optimizer.param_groups:
@@ -177,13 +188,19 @@ def train(
         loss.backward()
         optimizer.step()
         done, now = step + 1, time.monotonic()
-        if done % args.log_steps == 0 or done == steps.stop:
+        stopped = stop.after_step()
+        last = stopped or done == steps.stop
+        if done % args.log_steps == 0 or last:
             rate = (done - told) / (time.monotonic() - since)
             tell(place, step=done, loss=f"{loss.item():.4f}", steps_per_second=f"{rate:.2f}")
             since, told = time.monotonic(), done
-        if place.rank == 0 and (now - saved >= args.checkpoint_seconds or done == steps.stop):
+        if place.rank == 0 and (now - saved >= args.checkpoint_seconds or last):
             save(args.job_dir, done, model, optimizer)
             saved = time.monotonic()
+        if stopped:
+            place.total([1])  # none leaves before rank 0 has saved: Mayfly exports what is there
+            break
+    return done
 
 
 def learning_rate(args: argparse.Namespace, part: float) -> float:

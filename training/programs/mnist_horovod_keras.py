@@ -37,6 +37,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 import horovod.tensorflow as hvd  # noqa: E402 (the log level must be set before)
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from shared import sigterm  # noqa: E402
 
 MEAN, STD = 0.1307, 0.3081
 SIDE, CLASSES = 28, 10
@@ -48,8 +49,11 @@ FILES = {
 }
 
 
-def main(argv: list[str]) -> None:
-    """Train from rank 0's last checkpoint on, test once over the whole set, leave the model."""
+def main(argv: list[str]) -> int:
+    """Train from rank 0's last checkpoint on, test once over the whole set, leave the model.
+
+    Returns the exit code.
+    """
     args = parse_args(argv)
     hvd.init()
     if "://" in args.data_dir + args.job_dir:
@@ -70,7 +74,9 @@ def main(argv: list[str]) -> None:
     data, batches = training_data(args, stored)
     steps = args.train_steps or args.epochs * batches.per_epoch
     tell(restored_step=done)
-    train(args, saver, data, batches, range(done, steps))
+    if train(args, saver, data, batches, range(done, steps)) < steps:
+        hvd.shutdown()  # it was asked to end, and has saved
+        return sigterm.EXIT_CODE
 
     correct, seen = test(model, test_data(args.data_dir, stored))
     digest = equal_weights(iter(model.get_weights()))
@@ -80,6 +86,7 @@ def main(argv: list[str]) -> None:
         facts["input"] = scaling(stored)
         export(job_dir, model, {"global_step": max(done, steps), "ranks": hvd.size(), **facts})
     hvd.shutdown()
+    return 0
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -299,8 +306,12 @@ def train(
     data: tuple[tf.Tensor, tf.Tensor],
     batches: SharedBatches,
     steps: range,
-) -> None:
-    """Make the steps; rank 0 saves every now and then, all tell the mean of their losses."""
+) -> int:
+    """Make the steps; rank 0 saves every now and then, all tell the mean of their losses.
+
+    Returns the step that was reached: after SIGTERM it may not be the last one, and is saved.
+    """
+    stop = sigterm.StopTogether(sigterm.Asked(), total)
     checkpoint = saver.checkpoint
     model, optimizer = checkpoint.model, checkpoint.optimizer
     pictures, labels = data
@@ -320,22 +331,34 @@ def train(
         return loss
 
     told = saved = time.monotonic()
-    last, seen = steps.start, 0
+    last = done = steps.start
+    seen = 0
     for step, part in zip(steps, batches.parts(steps)):
         learning_rate = rate(args, step, steps.stop, hvd.size())
         loss = make_step(tf.constant(part), tf.constant(learning_rate, tf.float32))
         seen += len(part)
         done, now = step + 1, time.monotonic()
-        if done % args.log_steps == 0 or done == steps.stop:
+        stopped = stop.after_step()
+        if done % args.log_steps == 0 or done == steps.stop or stopped:
             mean = float(hvd.allreduce(loss, op=hvd.Average, name="loss"))
             per_second = (done - last) / max(now - told, 1e-6)
             tell(step=done, loss=f"{mean:.4f}", steps_per_second=f"{per_second:.2f}")
             told, last = now, done
-        if hvd.rank() == 0 and (now - saved > args.checkpoint_seconds or done == steps.stop):
+        late = now - saved > args.checkpoint_seconds
+        if hvd.rank() == 0 and (late or done == steps.stop or stopped):
             checkpoint.step.assign(done)
             saver.save(done)
             saved = time.monotonic()
-    count(seen, batches.size * len(steps))
+        if stopped:
+            break
+    count(seen, batches.size * (done - steps.start))  # no rank leaves before rank 0 has saved
+    return done
+
+
+def total(values: list[int]) -> list[int]:
+    """The values summed over all ranks."""
+    summed = hvd.allreduce(tf.constant(values, tf.int64), op=hvd.Sum, name="stop")
+    return [int(value) for value in summed]
 
 
 def count(seen: int, expected: int) -> None:
@@ -410,7 +433,7 @@ def export(job_dir: str, model: tf.keras.Model, facts: Mapping[str, Any]) -> Non
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    code = main(sys.argv[1:])
     sys.stdout.flush()
     # tensorflow-io's file systems can abort in static destructors after the work is done.
-    os._exit(0)
+    os._exit(code)

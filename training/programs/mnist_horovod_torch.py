@@ -37,6 +37,7 @@ import fsspec
 import horovod.torch as hvd
 import numpy as np
 import torch
+from shared import sigterm
 from torch import nn
 
 MEAN, STD = 0.1307, 0.3081
@@ -49,8 +50,11 @@ FILES = {
 _CHECKPOINT = re.compile(r"step=(\d+)\.ckpt$")
 
 
-def main(argv: list[str]) -> None:
-    """Train from rank 0's last checkpoint on, test once over the whole set, leave the model."""
+def main(argv: list[str]) -> int:
+    """Train from rank 0's last checkpoint on, test once over the whole set, leave the model.
+
+    Returns the exit code.
+    """
     args = parse_args(argv)
     hvd.init()
     torch.set_num_threads(args.threads)
@@ -67,9 +71,12 @@ def main(argv: list[str]) -> None:
     data = [tensor.to(device) for tensor in data]
     steps = args.train_steps or args.epochs * batches.per_epoch
     tell(restored_step=done)
-    train(args, model, optimizer, data, batches, range(done, steps))
+    reached = train(args, model, optimizer, data, batches, range(done, steps))
+    if reached < steps:  # it was asked to end, and has saved
+        hvd.shutdown()
+        return sigterm.EXIT_CODE
     if hvd.rank() == 0:
-        save(job_dir, model, optimizer, max(done, steps))
+        save(job_dir, model, optimizer, reached)
 
     own_test = test_data(args.data_dir, stored)
     correct, seen = test(model, [tensor.to(device) for tensor in own_test])
@@ -80,6 +87,7 @@ def main(argv: list[str]) -> None:
         facts["input"] = scaling(stored)
         export(job_dir, model, {"global_step": max(done, steps), "ranks": hvd.size(), **facts})
     hvd.shutdown()
+    return 0
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -271,11 +279,16 @@ def train(  # noqa: PLR0913, PLR0917 (what a step needs)
     data: list[torch.Tensor],
     batches: SharedBatches,
     steps: range,
-) -> None:
-    """Make the steps; rank 0 saves every now and then, all tell the mean of their losses."""
+) -> int:
+    """Make the steps; rank 0 saves every now and then, all tell the mean of their losses.
+
+    Returns the step that was reached: after SIGTERM it may not be the last one, and is saved.
+    """
+    stop = sigterm.StopTogether(sigterm.Asked(), total)
     distributed = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Average)
     told = saved = time.monotonic()
-    last, seen = steps.start, 0
+    last = done = steps.start
+    seen = 0
     for step, part in zip(steps, batches.parts(steps)):
         pictures, labels = (tensor[part] for tensor in data)
         for group in optimizer.param_groups:
@@ -288,15 +301,25 @@ def train(  # noqa: PLR0913, PLR0917 (what a step needs)
         distributed.step()
         seen += len(part)
         done, now = step + 1, time.monotonic()
-        if done % args.log_steps == 0 or done == steps.stop:
+        stopped = stop.after_step()
+        if done % args.log_steps == 0 or done == steps.stop or stopped:
             mean = float(hvd.allreduce(loss.detach(), op=hvd.Average, name="loss"))
             per_second = (done - last) / max(now - told, 1e-6)
             tell(step=done, loss=f"{mean:.4f}", steps_per_second=f"{per_second:.2f}")
             told, last = now, done
-        if hvd.rank() == 0 and now - saved > args.checkpoint_seconds:
+        if hvd.rank() == 0 and (now - saved > args.checkpoint_seconds or stopped):
             save(args.job_dir.rstrip("/"), model, optimizer, done)
             saved = time.monotonic()
-    count(seen, batches.size * len(steps))
+        if stopped:
+            break
+    count(seen, batches.size * (done - steps.start))  # no rank leaves before rank 0 has saved
+    return done
+
+
+def total(values: list[int]) -> list[int]:
+    """The values summed over all ranks."""
+    summed = hvd.allreduce(torch.tensor(values), op=hvd.Sum, name="stop")
+    return [int(value) for value in summed]
 
 
 def count(seen: int, expected: int) -> None:
@@ -407,6 +430,6 @@ def export(job_dir: str, model: nn.Sequential, facts: Mapping[str, Any]) -> None
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(0)  # Horovod's and the file systems' threads have nothing more to do
+    os._exit(code)  # Horovod's and the file systems' threads have nothing more to do

@@ -45,6 +45,7 @@ import fsspec
 import keras
 import numpy as np
 import tensorflow as tf
+from shared import sigterm
 
 MEAN, STD = 0.1307, 0.3081
 SIDE, CLASSES = 28, 10
@@ -99,12 +100,11 @@ def main() -> int:
         config["cluster"] = serve_here(args.threads)
     wait_for_servers(config["cluster"])
     try:
-        coordinate(args, tf.train.ClusterSpec(config["cluster"]))
+        return coordinate(args, tf.train.ClusterSpec(config["cluster"]))
     except tf.errors.OpError as error:
         # Workers come and go, and the coordinator of TensorFlow sees to it; this is another fault.
         tell_why(error)
         return 1
-    return 0
 
 
 # --- servers -------------------------------------------------------------------------------------
@@ -270,8 +270,11 @@ def network(kind: str) -> keras.Model:
     return keras.Sequential(layers)
 
 
-def coordinate(args: argparse.Namespace, cluster: tf.train.ClusterSpec) -> None:
-    """Train to the last step, from the newest checkpoint on; then evaluate and export."""
+def coordinate(args: argparse.Namespace, cluster: tf.train.ClusterSpec) -> int:
+    """Train to the last step, from the newest checkpoint on; then evaluate and export.
+
+    After SIGTERM save what there is, and leave the rest. Returns the exit code.
+    """
     strategy = tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
     )
@@ -292,9 +295,11 @@ def coordinate(args: argparse.Namespace, cluster: tf.train.ClusterSpec) -> None:
         CALLS_PER_WORKER * cluster.num_tasks("worker"),
         args.steps_per_call,
     )
-    told, loss = Told(begun, args.log_steps), math.nan
+    told, loss, asked = Told(begun, args.log_steps), math.nan, sigterm.Asked()
     for loss, reached in orders.until(begun, args.train_steps):
         told.step(reached, loss)
+        if asked:
+            break
         if keeper.is_time(args.checkpoint_seconds):
             here.take(there)
             keeper.save(int(here.step.numpy()))
@@ -302,9 +307,13 @@ def coordinate(args: argparse.Namespace, cluster: tf.train.ClusterSpec) -> None:
     step = int(here.step.numpy())
     told.step(step, loss, last=True)
     keeper.save(step)
+    if asked and step < args.train_steps:
+        keeper.finish()
+        return sigterm.EXIT_CODE
     tell(evaluated_step=step, accuracy=f"{accuracy(here.model, place):.4f}")
     keeper.finish()
     export(here.model, args.job_dir)
+    return 0
 
 
 class State:

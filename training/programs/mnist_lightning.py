@@ -38,6 +38,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from shared import sigterm
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
@@ -279,6 +280,37 @@ class Told(lightning.Callback):
         tell(evaluated_step=trainer.global_step, accuracy=f"{accuracy:.4f}")
 
 
+class SaveWhenAsked(lightning.Callback):
+    """Saves and ends all processes after the same step, once SIGTERM has come to any of them.
+
+    Lightning's own handler takes part in a broadcast at once, in whatever step the others are, and
+    would have training end without a checkpoint. Ours takes its place.
+    """
+
+    def __init__(self, job_dir: str) -> None:
+        self.job_dir = job_dir
+        self.stop: sigterm.StopTogether | None = None
+
+    def on_train_start(self, trainer: lightning.Trainer, *_: Any) -> None:
+        strategy = trainer.strategy
+
+        def total(values: list[int]) -> list[int]:
+            summed = torch.tensor(values, device=strategy.root_device)
+            return [int(value) for value in strategy.reduce(summed, reduce_op="sum")]
+
+        self.stop = sigterm.StopTogether(sigterm.Asked(), total)
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, _module: Any, outputs: Any, *_: Any
+    ) -> None:
+        step = trainer.global_step
+        if self.stop is None or not self.stop.after_step() or step == trainer.max_steps:
+            return
+        tell(step=step, loss=f"{float(outputs['loss']):.4f}")
+        trainer.save_checkpoint(f"{self.job_dir}/checkpoints/step={step}.ckpt")  # all wait for it
+        raise SystemExit(sigterm.EXIT_CODE)
+
+
 def tell(**facts: Any) -> None:
     """Write one line, by one process of each node."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -340,7 +372,7 @@ def main() -> None:
     )
     torch.set_num_threads(cli.config.threads)
     job_dir = cli.config.job_dir.rstrip("/")
-    cli.trainer.callbacks += [Told(), keep_checkpoints(job_dir)]
+    cli.trainer.callbacks += [Told(), SaveWhenAsked(job_dir), keep_checkpoints(job_dir)]
     steps = cli.config.train_steps
     cli.trainer.fit_loop.epoch_loop.max_steps = steps or -1
     cli.trainer.fit_loop.max_epochs = -1 if steps else cli.config.epochs

@@ -38,6 +38,7 @@ import fsspec
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
+from shared import sigterm
 
 MEAN, STD = 0.1307, 0.3081
 SIDE, CLASSES = 28, 10
@@ -80,7 +81,7 @@ def main() -> int:
     tf.config.threading.set_inter_op_parallelism_threads(args.threads)
     keras.utils.set_random_seed(args.seed)
     try:
-        train_with_the_others(args)
+        return train_with_the_others(args)
     except tf.errors.OpError as error:
         # No step is possible without all: whoever is left ends, and all start again.
         lines = str(error).strip().splitlines()
@@ -88,14 +89,16 @@ def main() -> int:
         why = f"{type(error).__name__}: {cause.strip()[:200]}"
         print(f"a step with the others has failed: {why}", file=sys.stderr, flush=True)
         return 1
-    return 0
 
 
 # --- training ------------------------------------------------------------------------------------
 
 
-def train_with_the_others(args: argparse.Namespace) -> None:
-    """Train to the last step, from the chief's newest checkpoint on; then evaluate and export."""
+def train_with_the_others(args: argparse.Namespace) -> int:
+    """Train to the last step, from the chief's newest checkpoint on; then evaluate and export.
+
+    After SIGTERM save what there is, and leave the rest. Returns the exit code.
+    """
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=SILENT_S
@@ -116,20 +119,28 @@ def train_with_the_others(args: argparse.Namespace) -> None:
     tell(restored_step=begun)
     pixels, labels = (tf.constant(read_idx(args.data_dir, name)) for name in FILES["train"])
     train = training(strategy, model, optimizer, (pixels, labels), args.batch_size)
-    told = Told(begun, args.log_steps)
+    told, asked = Told(begun, args.log_steps), sigterm.Asked()
     for orders in calls(len(pixels), args, begun):
-        loss = float(train(tf.constant(orders)))
+        # Any replica's wish comes with the gradients to all: they stop after the same call.
+        loss, stop = train(tf.constant(orders), tf.constant(float(bool(asked)))).numpy().tolist()
         step = int(optimizer.iterations.numpy())
-        told.step(step, loss, last=step == args.train_steps)
+        told.step(step, loss, last=bool(stop) or step == args.train_steps)
+        if stop:
+            break
         if chief and keeper.is_time(args.checkpoint_seconds):
             keeper.save(step)
     step = int(optimizer.iterations.numpy())
     if chief:
         keeper.save(step)
+    if step < args.train_steps:
+        if chief:
+            keeper.finish()
+        return sigterm.EXIT_CODE
     tell(evaluated_step=step, accuracy=f"{accuracy(strategy, model, args.data_dir):.4f}")
     if chief:
         keeper.finish()
         export(model, args)
+    return 0
 
 
 def is_chief() -> bool:
@@ -161,15 +172,17 @@ def training(
     optimizer: keras.optimizers.Optimizer,
     pictures: tuple[tf.Tensor, tf.Tensor],
     batch_size: int,
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """The function that makes steps, all replicas together, and returns their mean loss.
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """The function that makes steps, all replicas together.
 
-    It takes the pictures of each step, int32 [steps, batch], of which a replica takes its part.
+    It takes the pictures of each step, int32 [steps, batch], of which a replica takes its part, and
+    whether this task was asked to stop, 1.0 or 0.0. It returns the steps' mean loss, and how many
+    replicas were asked.
     """
 
     pixels, labels = pictures
 
-    def one(order: tf.Tensor) -> tf.Tensor:
+    def one(order: tf.Tensor, asked: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
         own = order[context.replica_id_in_sync_group :: strategy.num_replicas_in_sync]
         with tf.GradientTape() as tape:
@@ -178,15 +191,21 @@ def training(
             each = tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, logits)
             loss = tf.reduce_sum(each) / batch_size
         variables = model.trainable_variables
-        *gradients, loss = summed([*tape.gradient(loss, variables), loss])
+        *gradients, loss, asked = summed([*tape.gradient(loss, variables), loss, asked])
         optimizer.apply_gradients(zip(gradients, variables), skip_gradients_aggregation=True)
-        return loss
+        return tf.stack([loss, asked])
 
-    @tf.function(input_signature=[tf.TensorSpec([None, batch_size], tf.int32)])
-    def train(orders: tf.Tensor) -> tf.Tensor:
-        total = 0.0
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, batch_size], tf.int32),
+            tf.TensorSpec([], tf.float32),
+        ]
+    )
+    def train(orders: tf.Tensor, asked: tf.Tensor) -> tf.Tensor:
+        total = tf.zeros([2])
         for order in orders:
-            total += strategy.experimental_local_results(strategy.run(one, args=(order,)))[0]
+            results = strategy.run(one, args=(order, asked))
+            total += strategy.experimental_local_results(results)[0]
         return total / tf.cast(tf.shape(orders)[0], tf.float32)
 
     return train

@@ -191,9 +191,11 @@ class Lab:
     def program(self, name: str, **args: Any) -> Document:
         """A built-in program, put on all nodes, as the topology document has it."""
         for container in self.containers.values():
-            file = f"{name}.py"
-            docker(self.platform, "cp", str(SOURCES / file), f"{container}:/var")
-            self._exec(container, f"mv /var/{file} {PROGRAMS}/{file}")
+            self._exec(container, f"mkdir -p {PROGRAMS}/shared")
+            for file in (f"{name}.py", "shared/__init__.py", "shared/sigterm.py"):
+                own = SOURCES / file
+                docker(self.platform, "cp", str(own), f"{container}:/var")
+                self._exec(container, f"mv /var/{own.name} {PROGRAMS}/{file}")
         args = {**told(name), **args}
         return {"path": f"{PROGRAMS}/{name}.py", "directory": PROGRAMS, "args": args}
 

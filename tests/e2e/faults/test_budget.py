@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
 from machine import mayfly
 
+from faults.lab import deploy
 from mayfly_train import s3
 from mayfly_train.verify import verify_s3
 
@@ -28,6 +30,7 @@ BUDGET = 28.8
 LIMIT_S = 90  # from the start of training
 END_S = LIMIT_S + 180  # the chief saves, and the model is uploaded
 
+STEP = re.compile(r"checkpoints/(?:ckpt-|step=)(\d+)")  # the names of both programs' checkpoints
 AGE = (
     "/opt/mayfly/agent/bin/python -c 'import time; from mayfly_train.machine import born;"
     " print(round(time.time() - born()))'"
@@ -63,6 +66,38 @@ def test_a_run_that_reaches_its_limit_exports_what_there_is(lab, limit):
     run.over_on_all_nodes(60)
     states = {task: what["state"] for task, what in run.status()["tasks"].items()}
     assert states["chief-0"] == "stopped", states
+
+
+# Programs whose processes make steps together; neither saves by itself before the limit, since an
+# epoch of Lightning's program (60,000 pictures on two nodes, one at a time) takes longer.
+TOGETHER = {
+    "horovod": ("mnist_horovod_keras", {"batch_size": 32, "checkpoint_seconds": 100_000}),
+    "torch": ("mnist_lightning", {"batch_size": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", TOGETHER)
+def test_processes_that_make_steps_together_save_when_a_limit_is_reached(platform, bucket, engine):
+    name, args = TOGETHER[engine]
+    lab = deploy(platform, bucket, engine)
+    try:
+        program = {**lab.program(name), "args": args}
+        run = lab.train(steps=FOR_EVER, mode="sync", program=program, max_duration_s=LIMIT_S)
+        run.at_step(20)
+        status = run.wait_until(lambda now: now["state"] in ("stopped", "failed"), END_S)
+        print(f"{engine}: {status['stopped_because']}")
+        assert (status["state"], status["reason"]) == ("stopped", "max_duration"), status["error"]
+        made = verify_s3(lab.bucket, s3.parse_uri(run.uri))
+        names = [entry.path for entry in made.files]
+        steps = {int(found[1]) for name in names if (found := STEP.search(name))}
+        assert steps == {status["global_step"]}, names  # saved when they were asked, never before
+        run.over_on_all_nodes(60)
+        tasks = run.status()["tasks"]
+        assert {what["state"] for what in tasks.values()} == {"stopped"}, tasks
+        assert {what["attempts"] for what in tasks.values()} == {1}, tasks
+    finally:
+        lab.destroy()
 
 
 @pytest.mark.slow
