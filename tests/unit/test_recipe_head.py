@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,15 @@ def test_a_glob_is_looked_up_when_its_turn_comes(lab: Lab):
 def test_a_glob_that_matches_nothing_ends_the_run(lab: Lab):
     globbed = Parameter("file", "glob", pattern="{{data}}/nothing/*")
     with pytest.raises(BadInput, match="read.file: nothing matches"):
+        lab.work(lab.run(Experiment("read", ("cat {{file}}",), (globbed,))))
+
+
+def test_a_file_whose_name_is_not_utf_8_is_named(lab: Lab):
+    data = lab.path / "store/data"
+    data.mkdir(parents=True)
+    Path(os.fsdecode(bytes(data) + b"/caf\xe9.jpg")).touch()
+    globbed = Parameter("file", "glob", pattern="{{data}}/*")
+    with pytest.raises(BadInput, match=r"read.file: .* not UTF-8: '.*caf\\udce9.jpg' — rename it"):
         lab.work(lab.run(Experiment("read", ("cat {{file}}",), (globbed,))))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -60,6 +61,17 @@ def test_streams_go_to_their_files(execute, tmp_path: Path):
     execute(["sh", "-c", "echo out; echo err >&2"])
     assert (tmp_path / "out").read_text() == "out\n"
     assert (tmp_path / "err").read_text() == "err\n"
+
+
+def test_a_process_whose_name_was_cut_within_a_character_is_seen(tmp_path: Path):
+    """The kernel keeps 15 bytes of a name, and whoever looks for a group reads all of them."""
+    program = tmp_path / f"{14 * 'a'}é"
+    program.symlink_to(str(shutil.which("sleep")))
+    with subprocess.Popen([str(program), "600"]) as started:
+        try:
+            assert process._group_of(started.pid) == os.getpgrp()
+        finally:
+            started.kill()
 
 
 @pytest.mark.parametrize(("word", "code"), [("/no/such/program", 127), ("/", 126)])

@@ -140,7 +140,7 @@ class Expansion:
 def resolve_globs(experiment: Experiment, context: Context, find: Any) -> Experiment:
     """The experiment with the files that its globs match, as `find(pattern)` lists them.
 
-    Raises BadInput when one matches nothing.
+    Raises BadInput when one matches nothing, or a file whose name is not text.
     """
     resolved = []
     for parameter in experiment.parameters:
@@ -152,9 +152,21 @@ def resolve_globs(experiment: Experiment, context: Context, find: Any) -> Experi
                     f"{experiment.name}.{parameter.name}: nothing matches {pattern!r} — check the "
                     "pattern, and what is there"
                 )
+            for name in found:
+                _require_text(name, f"{experiment.name}.{parameter.name}")
             parameter = replace(parameter, kind="values", values=found, pattern="")
         resolved.append(parameter)
     return replace(experiment, parameters=tuple(resolved))
+
+
+def _require_text(name: str, parameter: str) -> None:
+    """Raise BadInput for a name that is not UTF-8: no task with it could be frozen or stored."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadInput(
+            f"{parameter}: the name of a file that matches is not UTF-8: {name!r} — rename it"
+        ) from None
 
 
 def references(experiment: Experiment) -> list[str]:

@@ -48,9 +48,11 @@ def stat(pid: int) -> list[str]:
     """The fields of proc_pid_stat(5) after the name, which may hold blanks and brackets; empty
     when there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return []
+    # The kernel cuts a name after 15 bytes, also within a character.
+    return text.decode(errors="replace").rpartition(")")[2].split()
 
 
 def _parts(identity: str) -> tuple[int, int, str]:
