@@ -170,7 +170,10 @@ class DirectoryStore:
 
     def create(self, name: str, data: bytes) -> bool:
         with self._new(name) as new:
-            new.write_bytes(data)
+            with new.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())  # it is the last word: no power cut may leave it empty
             try:
                 os.link(new, self.directory / name)  # fails when there is one, on NFS, too
             except FileExistsError:
