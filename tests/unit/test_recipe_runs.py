@@ -25,6 +25,7 @@ from mayfly.recipe.load import load
 from mayfly_train.errors import BadInput
 from mayfly_train.recipe import identity, lock, names
 from mayfly_train.recipe.engine import InProcessEngine
+from mayfly_train.recipe.expand import Context, Expansion, Task
 from mayfly_train.recipe.head import Head
 from mayfly_train.recipe.ledger import Ledger
 from mayfly_train.recipe.lock import Lease
@@ -181,11 +182,40 @@ def test_following_goes_on_until_the_end(folder: Path, monkeypatch: pytest.Monke
         lambda: place.store.write(f"{prefix}000001", b"one\n"),
         lambda: place.store.write(f"{prefix}000002", b"two\n"),
         lambda: place.store.write(f"{prefix}000003", b"three\n"),
-        lambda: place.store.write("done/train/000000.json", b"{}"),
+        lambda: place.store.write("done/train/000000.json", b'{"attempt": "a-1"}'),
     ]
     monkeypatch.setattr(look, "pause", lambda _: happened.pop(0)())
     assert b"".join(look.log(("train", 0), "stdout", place, ledger, True)) == b"one\ntwo\nthree\n"
     assert happened == []
+
+
+def test_following_goes_over_to_the_attempt_after_a_lost_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The ledger's copy is of the time at which following began; names are random."""
+    run, place = begin(folder)
+    ledger = runs.open_ledger(place)
+    ledger.submit(find_tasks(run)[0], "a-7")
+    ledger.start("a-7", "node-0")
+    logs = "logs/train/000000"
+    place.store.write(f"{logs}/a-7/stdout/000001", b"lost\n")
+    happened = [
+        lambda: place.store.write(f"{logs}/a-3/stdout/000001", b"again\n"),
+        lambda: place.store.write("attempts/train/000000/a-7.json", b"{}"),
+        lambda: place.store.write(f"{logs}/a-5/stdout/000001", b"accepted\n"),
+        lambda: place.store.write("done/train/000000.json", b'{"attempt": "a-5"}'),
+    ]
+    monkeypatch.setattr(look, "pause", lambda _: happened.pop(0)())
+    text = b"".join(look.log(("train", 0), "stdout", place, ledger, True))
+    assert text == b"lost\nagain\naccepted\n"
+    place.store.write(f"{logs}/a-9/stdout/000001", b"late\n")
+    (shown,) = look.log(("train", 0), "stdout", place, ledger, False)
+    assert shown == b"accepted\n"
+
+
+def find_tasks(run: Any) -> list[Task]:
+    (experiment,) = run.recipe.experiments
+    return list(Expansion(experiment, Context("data", {}, {})).tasks())
 
 
 def test_a_task_that_has_not_begun(folder: Path):

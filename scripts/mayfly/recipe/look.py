@@ -16,6 +16,7 @@ from mayfly_train.recipe.document import MAXIMIZE, Experiment
 from mayfly_train.recipe.expand import task_id
 from mayfly_train.recipe.head import Run
 from mayfly_train.recipe.ledger import Ledger, Row
+from mayfly_train.recipe.store import read_json
 
 pause = time.sleep
 FOLLOW_S = 1.0
@@ -132,8 +133,10 @@ def log(
     ends. Raises UserError when there is none, and when nobody works on the run any more."""
     name, ended, alone = task_id(*task), False, 0
     shown: set[str] = set()
+    begun: dict[str, None] = {}
     while True:
-        attempt = _attempt(task, place, ledger)
+        begun |= dict.fromkeys(_begun(task, place, ledger))
+        attempt = _accepted(name, place) or next(reversed(begun), None)
         if attempt is not None:
             for piece in place.store.names(names.log(name, attempt, stream)):
                 if piece not in shown:
@@ -158,13 +161,14 @@ def _has_ended(name: str, attempt: str, place: Place) -> bool:
     return any(place.store.read(end) is not None for end in ends)
 
 
-def _attempt(task: tuple[str, int], place: Place, ledger: Ledger) -> str | None:
-    """The accepted attempt of a task, else the newest that has begun."""
-    row = ledger.row(*task)
-    if row is not None and row.accepted:
-        return row.accepted
-    begun = [each["attempt"] for each in ledger.attempts(*task) if each["started"]]
-    if begun:
-        return str(begun[-1])
-    found = place.store.names(f"logs/{task_id(*task)}/")
-    return found[-1].split("/")[3] if found else None
+def _accepted(name: str, place: Place) -> str | None:
+    """The attempt that a task's marker is of; None while there is none."""
+    marker = read_json(place.store, names.done(name))
+    return None if marker is None else str(marker["attempt"])
+
+
+def _begun(task: tuple[str, int], place: Place, ledger: Ledger) -> list[str]:
+    """The attempts at a task that have begun, those that the ledger knows first: its copy may be
+    older than what others, which it does not know, have printed."""
+    known = [str(each["attempt"]) for each in ledger.attempts(*task) if each["started"]]
+    return known + [log.split("/")[3] for log in place.store.names(f"logs/{task_id(*task)}/")]
