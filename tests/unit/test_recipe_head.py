@@ -9,11 +9,12 @@ import pytest
 
 from mayfly_train.errors import BadInput, NodeError
 from mayfly_train.recipe import head as heads
+from mayfly_train.recipe import stop
 from mayfly_train.recipe.attempt import Job
 from mayfly_train.recipe.document import Experiment, Hardware, Parameter, Search
 from mayfly_train.recipe.engine import ENDED, LOST, InProcessEngine, Member, Report, why_no_room
 from mayfly_train.recipe.head import Head
-from mayfly_train.recipe.ledger import Ledger
+from mayfly_train.recipe.ledger import RUNNING, WAITING, Ledger
 from mayfly_train.recipe.lock import Lease
 from mayfly_train.recipe.store import read_json, to_bytes
 from unit.recipe_fakes import FakeLossyEngine, Lab
@@ -298,14 +299,16 @@ def test_failed_tasks_run_again_when_they_are_forgiven(lab: Lab, tmp_path: Path)
     assert lab.work(lab.run(only))[0] == "succeeded"
 
 
-def test_the_median_rule_knows_what_finished_tasks_reported(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("most", "median"), [(1000, 2.0), (3, 3.0)])
+def test_the_median_rule_knows_what_the_newest_finished_tasks_reported(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, most: int, median: float
 ):
+    monkeypatch.setattr(stop, "MOST", most)
     monkeypatch.setattr(heads, "LOOK_EVERY_S", 0.0)
     line = 'sh -c \'for s in 1 2; do echo "{\\"step\\": $s, \\"acc\\": $0}"; done\' {{n}}'
     search = Search(objective="acc", stop_after=1)
     lab.work(lab.run(Experiment("only", (line,), (numbered(5),), search=search)))
-    assert read_json(lab.store, "medians/only.json") == {"1": 2.0, "2": 2.0}
+    assert read_json(lab.store, "medians/only.json") == {"1": median, "2": median}
 
 
 @pytest.mark.parametrize(
@@ -339,6 +342,25 @@ def head_on(lab: Lab, engine: InProcessEngine, only: Experiment) -> Head:
     head._lease.take()
     head._begin()
     return head
+
+
+def test_a_head_keeps_little_of_a_run_that_it_resumes(lab: Lab, tmp_path: Path):
+    """Of a million finished or forgiven tasks, no markers and no commands are kept."""
+    interrupted(lab, tmp_path)
+    only = appending(tmp_path / "ran", 12)
+    finished = {int(name[-11:-5]) for name in lab.store.names("done/only/")}
+    head = head_on(lab, InProcessEngine(lab.node()), only)
+    head._expand()
+    assert head._markers == {"only": set()}
+    assert list(head._stages["only"]._again) == list(
+        lab.ledger().numbers("only", (WAITING, RUNNING))
+    )
+    head._lease.release()
+    elsewhere = Ledger(tmp_path / "elsewhere/ledger.sqlite")
+    other = Head(lab.run(only), elsewhere, InProcessEngine(lab.node()))
+    other._begin()
+    other._expand()
+    assert other._markers == {"only": finished}
 
 
 def test_what_came_back_does_not_wait_for_room(lab: Lab, monkeypatch: pytest.MonkeyPatch):

@@ -115,10 +115,6 @@ class Head:
             for experiment in self._run.recipe.experiments:
                 before = known.get(experiment.name, {"state": "waiting", "message": ""})
                 self._set(experiment.name, before["state"], before["message"] or "")
-        for name in self._run.store.names(names.DONE):
-            found = re.fullmatch(rf"{names.DONE}(\w+)/(\d+)\.json", name)
-            if found:
-                self._markers.setdefault(found[1], set()).add(int(found[2]))
 
     def _end(self) -> str:
         self._tell()
@@ -177,6 +173,7 @@ class Head:
                 self._set(name, "skipped", "what it needs has failed")
             elif all(self._is(need, "done") for need in experiment.needs):
                 self._stages[name] = self._start(experiment)
+                self._markers[name] = self._new_markers(name)
                 self._set(name, "running", tasks=self._stages[name].count)
 
     def _start(self, experiment: Experiment) -> Stage:
@@ -197,6 +194,15 @@ class Head:
     def _find(self, pattern: str) -> list[str]:
         """What matches a glob; a bucket that does not exist, say, is told at once."""
         return self._patience(self._run.find, pattern, passes=is_away)
+
+    def _new_markers(self, name: str) -> set[int]:
+        """The tasks of an experiment that are finished, by their markers, and of which the ledger
+        does not know it: few, unless it is an old copy."""
+        prefix = f"{names.DONE}{name}/"
+        files = (file.removeprefix(prefix) for file in self._store.names(prefix))
+        found = {int(file[: -len(".json")]) for file in files if re.fullmatch(r"\d+\.json", file)}
+        found.difference_update(self._ledger.numbers(name, ledger.FINISHED))
+        return found
 
     def _context(self, experiment: Experiment) -> Context:
         best, every = {}, {}
@@ -257,7 +263,7 @@ class Head:
 
     def _unfinished(self, stage: Stage, most: int) -> list[Task]:
         """Tasks to run; one whose marker is in the store already is accepted instead."""
-        done = self._markers.get(stage.experiment.name, set())
+        done = self._markers[stage.experiment.name]
         found = []
         for task in stage.take(most):
             marker = None
@@ -402,7 +408,7 @@ class Head:
             if stage.over:
                 state, message = stage.verdict()
                 self._set(name, state, message)
-                del self._stages[name]
+                del self._stages[name], self._markers[name]
 
     # --- from time to time ---
 
@@ -414,7 +420,7 @@ class Head:
         self._lease.renew()
         self._cancelled = self._store.read(names.CANCEL) is not None
         for name in self._new_curves:
-            bars = stop.medians(self._ledger.curves(name))
+            bars = stop.medians(self._ledger.curves(name, stop.MOST))
             self._store.write(names.medians(name), to_bytes(bars))
         self._new_curves.clear()
         self._tell()

@@ -196,11 +196,22 @@ class Ledger:
         ).fetchone()
         return _row(found) if found else None
 
-    def curves(self, experiment: str) -> list[list[tuple[int, float]]]:
-        """The reports of finished tasks, for the median rule."""
+    def numbers(self, experiment: str, states: Iterable[str]) -> Iterator[int]:
+        """The numbers of an experiment's tasks in some states, in order."""
+        wanted = tuple(states)
+        query = (
+            "SELECT number FROM tasks WHERE experiment = ? AND state IN"
+            f" ({', '.join('?' * len(wanted))}) ORDER BY number"
+        )
+        for found in self._db.execute(query, (experiment, *wanted)):
+            yield int(found[0])
+
+    def curves(self, experiment: str, most: int) -> list[list[tuple[int, float]]]:
+        """The reports of finished tasks, for the median rule: so many, those of the newest."""
         rows = self._db.execute(
-            "SELECT curve FROM tasks WHERE experiment = ? AND state = ? AND curve IS NOT NULL",
-            (experiment, DONE),
+            "SELECT curve FROM tasks WHERE experiment = ? AND state = ? AND curve IS NOT NULL"
+            " ORDER BY number DESC LIMIT ?",
+            (experiment, DONE, most),
         )
         return [[(step, value) for step, value in json.loads(row[0])] for row in rows]
 

@@ -33,12 +33,11 @@ class Stage:
         self.experiment = expansion.experiment
         self.running = 0
         self._expansion, self._ledger = expansion, ledger
-        self._again: deque[Task] = deque()
+        self._again: deque[int] = deque()  # numbers: it may be all of a million tasks
         self._returned: set[int] = set()
         self._waiting = 0  # of those that came back
         self._next = ledger.frozen(self.experiment.name)
-        for row in ledger.rows(self.experiment.name, (WAITING, RUNNING)):
-            self._again.append(row.task)
+        self._again.extend(ledger.numbers(self.experiment.name, (WAITING, RUNNING)))
         self._sampler = _sampler(self.experiment)
 
     @property
@@ -53,7 +52,7 @@ class Stage:
 
     def take(self, most: int) -> list[Task]:
         """Up to so many tasks that may start now; new ones are frozen in the ledger."""
-        found = [self._again.popleft() for _ in range(min(most, len(self._again)))]
+        found = [self._frozen(self._again.popleft()) for _ in range(min(most, len(self._again)))]
         self._waiting -= sum(map(self.was_out, found))
         self.running += len(found)  # before others: a generation waits for these
         if room := most - len(found):
@@ -65,7 +64,7 @@ class Stage:
     def back(self, task: Task) -> None:
         """Take a task back, to hand it out again."""
         self.running -= 1
-        self._again.appendleft(task)
+        self._again.appendleft(task.number)
         self._returned.add(task.number)
         self._waiting += 1
 
@@ -81,6 +80,12 @@ class Stage:
     def settle(self) -> None:
         """One task that was handed out has ended for good."""
         self.running -= 1
+
+    def _frozen(self, number: int) -> Task:
+        """A task that was handed out before, or is to be by an earlier head."""
+        row = self._ledger.row(self.experiment.name, number)
+        assert row is not None, "its number is of the ledger"
+        return row.task
 
     def _new(self, most: int) -> list[Task]:
         stop = min(self._next + most, self.count)

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 LEAST = 3  # finished tasks that say something about a step
+MOST = 1000  # finished tasks that are looked at: more would hardly move a median
 
 Curve = Sequence[tuple[int, float]]
 
