@@ -45,14 +45,15 @@ class Holder:
 
 
 @contextmanager
-def held(directory: Path, run: str, command: str) -> Iterator[None]:
-    """Keep every other process off a run while the block works on it, as `command`.
+def held(directory: Path, run: str, command: str, look: str = "mayfly status") -> Iterator[None]:
+    """Keep every other process off a run while the block works on it, as `command`; `look` is
+    what shows others how far it is.
 
     Raises Busy at once when another does, OSError when the file cannot be made.
     """
     path = _path(directory, run)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = _claim(path, run)
+    descriptor = _claim(path, run, look)
     try:
         with suppress(OSError):  # a full disk: the lock holds, only its holder's name is not known
             _sign(descriptor, Holder(run, os.getpid(), command, socket.gethostname(), _now()))
@@ -82,7 +83,7 @@ def _path(directory: Path, run: str) -> Path:
     return directory / f"{run}.lock"
 
 
-def _claim(path: Path, run: str) -> int:
+def _claim(path: Path, run: str, look: str) -> int:
     """Return the descriptor of the locked file. Raises Busy."""
     tries = 0
     while True:
@@ -94,7 +95,7 @@ def _claim(path: Path, run: str) -> int:
             os.close(descriptor)
             tries += 1
             if tries == TRIES:
-                raise _busy(found) from None
+                raise _busy(found, look) from None
             time.sleep(PAUSE_S)
             continue
         except OSError:  # a file system without locks
@@ -113,11 +114,11 @@ def _is_there(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _busy(found: Holder) -> Busy:
+def _busy(found: Holder, look: str) -> Busy:
     ended = f"end it first: kill {found.pid}" if found.pid else "end it first"
     return Busy(
         f"run {found.run} is at work: {found.says()}",
-        f"wait, `mayfly status {found.run}` shows how far it is; or {ended}",
+        f"wait, `{look} {found.run}` shows how far it is; or {ended}",
     )
 
 

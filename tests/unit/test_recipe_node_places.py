@@ -24,7 +24,7 @@ from mayfly.recipe.node_commands import forgive
 from mayfly.recipe.on_nodes import OnNodes, carrying
 from mayfly.recipe.runs import Place
 from mayfly.recipe.wanted import Wanted, as_before
-from mayfly_train.recipe import names, tls
+from mayfly_train.recipe import book, names, tls
 from mayfly_train.recipe.document import Experiment, Recipe
 from mayfly_train.recipe.expand import Context, Expansion
 from mayfly_train.recipe.head import Run
@@ -136,7 +136,7 @@ def test_failed_tasks_are_forgiven_where_the_next_head_reads(tmp_path: Path):
     here = place(tmp_path)
     here.store.write(names.RUN, b"{}")
     (task,) = _tasks()
-    before = runs.open_ledger(here)
+    before = book.open_to_work(here.store, here.state)
     before.set_experiment("e", "failed", 1)
     before.freeze([task])
     before.blame(task, "command", FAILED, {"message": "exit code 1"})

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,11 +20,11 @@ from typer.testing import CliRunner
 
 from mayfly.cli import app
 from mayfly.errors import UserError
-from mayfly.recipe import look, runs
+from mayfly.recipe import look, node_commands, runs
 from mayfly.recipe.execute import execute
 from mayfly.recipe.load import load
 from mayfly_train.errors import BadInput
-from mayfly_train.recipe import identity, lock, names
+from mayfly_train.recipe import book, identity, lock, names
 from mayfly_train.recipe.engine import InProcessEngine
 from mayfly_train.recipe.expand import Context, Expansion, Task
 from mayfly_train.recipe.head import Head
@@ -69,7 +70,7 @@ def worked(folder: Path) -> tuple[Any, runs.Place, Any]:
     run, place = begin(folder)
     lab = Lab(folder.parent)
     lab.store = place.store
-    engine, ledger = InProcessEngine(lab.node()), runs.open_ledger(place)
+    engine, ledger = InProcessEngine(lab.node()), book.open_to_work(place.store, place.state)
     Head(run, ledger, engine).work()
     engine.close()
     return run, place, ledger
@@ -99,8 +100,8 @@ def test_a_comment_is_no_change_but_another_source_is(folder: Path):
 
 
 def test_an_unknown_run_names_the_nearest(folder: Path):
-    begin(folder)
-    runs.open_ledger(runs.find_place("search", str(folder.parent / "store")))
+    _, place = begin(folder)
+    book.open_to_work(place.store, place.state)
     with pytest.raises(UserError, match="unknown run: 'serch'.*did you mean 'search'"):
         runs.reopen(runs.find_place("serch", str(folder.parent / "store")))
 
@@ -154,9 +155,9 @@ def test_status_says_how_it_ended(folder: Path):
 
 def test_a_run_that_nobody_works_on_was_interrupted(folder: Path):
     run, place = begin(folder)
-    assert look.status(run, place, runs.open_ledger(place))["state"] == "interrupted"
+    assert look.status(run, place, runs.read_ledger(place))["state"] == "interrupted"
     place.store.write(names.CANCEL, b"{}")
-    assert look.status(run, place, runs.open_ledger(place))["state"] == "cancelled"
+    assert look.status(run, place, runs.read_ledger(place))["state"] == "cancelled"
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -176,7 +177,7 @@ def test_logs_are_a_document_too(folder: Path):
 
 def test_following_goes_on_until_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch):
     run, place = begin(folder)
-    ledger = runs.open_ledger(place)
+    ledger = runs.read_ledger(place)
     prefix = "logs/train/000000/a-1/stdout/"
     happened = [
         lambda: place.store.write(f"{prefix}000001", b"one\n"),
@@ -194,7 +195,7 @@ def test_following_goes_over_to_the_attempt_after_a_lost_one(
 ):
     """The ledger's copy is of the time at which following began; names are random."""
     run, place = begin(folder)
-    ledger = runs.open_ledger(place)
+    ledger = book.open_to_work(place.store, place.state)
     ledger.submit(find_tasks(run)[0], "a-7")
     ledger.start("a-7", "node-0")
     logs = "logs/train/000000"
@@ -221,7 +222,7 @@ def find_tasks(run: Any) -> list[Task]:
 def test_a_task_that_has_not_begun(folder: Path):
     run, place = begin(folder)
     with pytest.raises(UserError, match="train/000009 has not begun"):
-        list(look.log(("train", 9), "stdout", place, runs.open_ledger(place), False))
+        list(look.log(("train", 9), "stdout", place, runs.read_ledger(place), False))
 
 
 @pytest.mark.parametrize("text", ["train", "train/x", "other/1"])
@@ -294,7 +295,7 @@ def test_runs_of_one_name_in_two_stores_are_two(folder: Path):
     other = runs.find_place("search", str(folder.parent / "elsewhere"))
     runs.create(load(folder / "recipe.yml"), other)
     assert other.state != place.state
-    assert runs.open_ledger(other).experiments() == []
+    assert runs.read_ledger(other).experiments() == []
 
 
 def test_a_ledger_of_a_removed_run_is_not_taken_for_the_new_one(folder: Path):
@@ -302,7 +303,8 @@ def test_a_ledger_of_a_removed_run_is_not_taken_for_the_new_one(folder: Path):
     ledger.close()
     shutil.rmtree(folder.parent / "store")
     begin(folder)
-    assert runs.open_ledger(place).experiments() == []
+    assert runs.read_ledger(place).experiments() == []
+    assert book.open_to_work(place.store, place.state).experiments() == []
 
 
 def test_a_run_that_is_worked_on_is_left_alone(folder: Path):
@@ -370,7 +372,7 @@ def test_following_ends_when_nobody_works_on_the_run(folder: Path, monkeypatch: 
     monkeypatch.setattr(look, "pause", pause)
     said = []
     with pytest.raises(UserError, match="train/000000 has not ended.*recipe resume search"):
-        said += look.log(("train", 0), "stdout", place, runs.open_ledger(place), True)
+        said += look.log(("train", 0), "stdout", place, runs.read_ledger(place), True)
     assert len(paused) == 30 + look.ALONE - 1
 
 
@@ -401,12 +403,56 @@ def test_a_machine_of_the_same_name_takes_the_newer_ledger(folder: Path, tmp_pat
     """Which machine worked on a run last is no matter of its name."""
     _, place, ledger = worked(folder)
     ledger.close()
-    assert runs.open_ledger(place).states("train") == {"done": 3}
+    assert runs.read_ledger(place).states("train") == {"done": 3}
     head = json.loads(place.store.read(names.HEAD) or b"")
     place.store.write(names.HEAD, json.dumps({**head, "id": "of another machine"}).encode())
     Ledger(tmp_path / "theirs.sqlite").close()
     place.store.upload(names.LEDGER, tmp_path / "theirs.sqlite")
-    assert runs.open_ledger(place).states("train") == {}
+    assert runs.read_ledger(place).states("train") == {}
+    assert book.open_to_work(place.store, place.state).states("train") == {}
+
+
+def of_another_machine(place: runs.Place) -> None:
+    """The run was worked on elsewhere since: its head, and the ledger's copy."""
+    head = json.loads(place.store.read(names.HEAD) or b"")
+    place.store.write(names.HEAD, json.dumps({**head, "id": "of another machine"}).encode())
+
+
+def test_looking_at_a_run_leaves_its_head_the_ledger(folder: Path):
+    """`resume` has the copy of another machine's ledger, and its head begins: whoever looks just
+    then, and thereafter, changes nothing and sees what the head writes."""
+    _, place, ledger = worked(folder)
+    ledger.close()
+    of_another_machine(place)
+    early = runs.read_ledger(place)
+    ours = book.open_to_work(place.store, place.state)
+    files = sorted(path.name for path in place.state.iterdir())
+    lease = Lease(place.store)
+    lease.take()
+    assert runs.read_ledger(place).states("train") == {"done": 3}
+    assert runs.read_ledger(place).states("train") == {"done": 3}, "two at a time"
+    assert sorted(path.name for path in place.state.iterdir()) == files
+    ours.worked_by(lease.id)
+    ours.set_experiment("train", "running", message="by the new head")
+    early.close()
+    late = runs.read_ledger(place)
+    assert late.experiments()[0]["message"] == "by the new head"
+    ours.set_experiment("train", "done", message="at its end")
+    assert late.experiments()[0]["message"] == "at its end"
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        late.set_experiment("train", "failed")
+
+
+def test_one_process_of_a_machine_works_on_a_run(folder: Path):
+    """A second one would make the certificates anew that workers of the first still read."""
+    run, place = begin(folder)
+    with runs.worked_on(place):
+        with pytest.raises(UserError, match="run search is at work.*`mayfly recipe status search`"):
+            execute(run, place, 1)
+        with pytest.raises(UserError, match="run search is at work"):
+            node_commands.forgive(place)
+        assert not (place.state / "machine").exists()
+        assert runs.read_ledger(place).experiments() == []
 
 
 def test_relative_globs_are_of_the_source_on_any_machine(folder: Path):
@@ -420,7 +466,7 @@ def test_relative_globs_are_of_the_source_on_any_machine(folder: Path):
     shutil.rmtree(folder)
     lab = Lab(folder.parent)
     lab.store = place.store
-    engine, ledger = InProcessEngine(lab.node()), runs.open_ledger(place)
+    engine, ledger = InProcessEngine(lab.node()), book.open_to_work(place.store, place.state)
     assert Head(runs.reopen(place), ledger, engine).work() == "succeeded"
     engine.close()
     assert [row.task.parameters["file"] for row in ledger.rows("main")] == ["in/a", "in/b"]

@@ -186,7 +186,7 @@ def _go_on(
     base = store or _base(noted)
     place = node_place.open_place(name, str(wanted.cloud), base, os.environ, _say_news)
     found = runs.reopen(place, recipe)
-    document = look.status(found, place, runs.open_ledger(place))
+    document = look.status(found, place, runs.read_ledger(place))
     failed = any(each["states"].get("failed") for each in document["experiments"])
     if document["state"] == "succeeded" and not (again and failed):  # nothing for nodes to do
         document["outcome"] = SUCCEEDED
@@ -220,7 +220,7 @@ def status(
 ) -> None:
     """Show where a run is."""
     place = _place(run, store)
-    document = look.status(runs.reopen(place), place, runs.open_ledger(place))
+    document = look.status(runs.reopen(place), place, runs.read_ledger(place))
     emit(document, views.status_view(document), as_json=as_json)
 
 
@@ -236,7 +236,7 @@ def results(
 ) -> None:
     """Show what tasks have found, the best first."""
     place = _place(run, store)
-    document = look.results(runs.reopen(place), place, runs.open_ledger(place), experiment)
+    document = look.results(runs.reopen(place), place, runs.read_ledger(place), experiment)
     if as_csv and not as_json:
         print(look.as_csv(document), end="")
         return
@@ -288,8 +288,8 @@ def _pieces(
         return node_logs.read(node, kind, place)
     found = look.find_task(str(task), runs.reopen(place))
     if kind == APPLICATION:
-        return look.log(found, stream, place, runs.open_ledger(place), follow)
-    return node_logs.of_task(found, kind, place, runs.open_ledger(place))
+        return look.log(found, stream, place, runs.read_ledger(place), follow)
+    return node_logs.of_task(found, kind, place, runs.read_ledger(place))
 
 
 @app.command(epilog="Example: mayfly recipe cancel mnist-search")
@@ -314,7 +314,7 @@ def _work(
     except KeyboardInterrupt:
         sys.stderr.write(f"go on with: mayfly recipe resume {place.name}\n")
         raise
-    document = {**look.status(run, place, runs.open_ledger(place)), "outcome": outcome}
+    document = {**look.status(run, place, runs.read_ledger(place)), "outcome": outcome}
     emit(document, views.status_view(document), as_json=as_json)
     if outcome != SUCCEEDED:
         whys = [f"{each['name']}: {each['message']}" for each in document["experiments"]]

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mayfly.errors import UserError
-from mayfly.recipe.runs import Place, open_ledger
+from mayfly.recipe.runs import Place, worked_on
 from mayfly_train.recipe import lock, names, shape
 from mayfly_train.recipe.document import Experiment, Recipe
 from mayfly_train.recipe.engine import Member, why_no_room
 from mayfly_train.recipe.head import Head, Run
+from mayfly_train.recipe.ledger import Ledger
 
 STATES = ("done", "stopped", "failed", "running")
 
@@ -49,19 +50,25 @@ def progress(experiment: Mapping[str, Any]) -> str:
 
 def execute(run: Run, place: Place, workers: int | None, again: bool = False) -> str:
     """Run to the end and return how it ended; `again`: what has failed, too. Raises UserError
-    without the engine's packages, RemoteError and NodeError for what fails, BadInput while another
-    head works on the run; KeyboardInterrupt leaves a run that can go on."""
+    without the engine's packages and while another process here works on the run, BadInput while
+    a head elsewhere does, NodeError for what fails; KeyboardInterrupt leaves a run that can go
+    on."""
     _require("distributed")
     here = _module("here")
     lock.require_free(place.store)  # before anything of the other's is touched
-    place.store.delete(names.CANCEL)
-    ledger = open_ledger(place)
-    if again:
-        sys.stderr.write(f"{ledger.forgive()} tasks run again\n")
-    layout = _shape(run.recipe, workers)
-    done = {each["name"] for each in ledger.experiments() if each["state"] == "done"}
-    require_room([each for each in run.recipe.experiments if each.name not in done], layout)
-    machine = here.Machine(place.state / "machine", place.store.address, **layout)
+    with worked_on(place) as ledger:
+        place.store.delete(names.CANCEL)
+        if again:
+            sys.stderr.write(f"{ledger.forgive()} tasks run again\n")
+        layout = _shape(run.recipe, workers)
+        done = {each["name"] for each in ledger.experiments() if each["state"] == "done"}
+        require_room([each for each in run.recipe.experiments if each.name not in done], layout)
+        machine = here.Machine(place.state / "machine", place.store.address, **layout)
+        return _work(run, ledger, machine)
+
+
+def _work(run: Run, ledger: Ledger, machine: Any) -> str:
+    """Run to the end on a machine, which is started and stopped."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         # The engine's client is as long in coming up as its scheduler: both at a time.
@@ -76,7 +83,6 @@ def execute(run: Run, place: Place, workers: int | None, again: bool = False) ->
             engine.close()
     finally:
         machine.stop()
-        ledger.close()
 
 
 def _interrupt(*_: object) -> None:

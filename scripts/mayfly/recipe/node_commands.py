@@ -29,7 +29,7 @@ from mayfly.recipe.model import WORKERS
 from mayfly.recipe.on_nodes import OnNodes, run_on_nodes
 from mayfly.recipe.wanted import NOTED, Wanted
 from mayfly.spending import Basis
-from mayfly_train.recipe import names
+from mayfly_train.recipe import lock, names
 from mayfly_train.recipe.document import Recipe
 from mayfly_train.recipe.head import SUCCEEDED, Run
 
@@ -75,13 +75,15 @@ def confirm(offer: Offer, wanted: Wanted) -> None:
 
 
 def forgive(place: runs.Place) -> int:
-    """Let failed tasks run again: the store's copy of the ledger says so to the next head."""
-    ledger = runs.open_ledger(place)
-    count = ledger.forgive()
-    copy = place.state / "forgiven.sqlite"
-    ledger.copy_to(copy)
-    place.store.upload(names.LEDGER, copy)
-    copy.unlink()
+    """Let failed tasks run again: the store's copy of the ledger says so to the next head. Raises
+    BadInput and UserError while somebody works on the run."""
+    lock.require_free(place.store)
+    with runs.worked_on(place) as ledger:
+        count = ledger.forgive()
+        copy = place.state / "forgiven.sqlite"
+        ledger.copy_to(copy)
+        place.store.upload(names.LEDGER, copy)
+        copy.unlink()
     return count
 
 
@@ -105,7 +107,7 @@ def work(run: Run, place: runs.Place, wanted: Wanted, offer: Offer) -> None:
         if offer.plan.profile.needs_confirmation:
             display.say(views.price_line(offer.plan))
         outcome = run_on_nodes(offer.job, following, tools)
-    status = look.status(run, place, runs.open_ledger(place))
+    status = look.status(run, place, runs.read_ledger(place))
     document = {**outcome.document, **{k: v for k, v in status.items() if k != "run"}}
     emit(document, recipe_views.status_view({**status, "run": place.name}), as_json=wanted.as_json)
     error = outcome.error

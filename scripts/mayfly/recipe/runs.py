@@ -6,12 +6,14 @@ import difflib
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mayfly import run_lock
 from mayfly.errors import UserError, unknown
 from mayfly.local.paths import find_paths
 from mayfly.recipe.load import Loaded, load
@@ -114,9 +116,24 @@ def reopen(place: Place, file: Path | None = None) -> Run:
     return _run(kept, place)
 
 
-def open_ledger(place: Place) -> Ledger:
-    """The ledger: this machine's, or the store's copy when another machine worked on it last."""
-    return book.open_ledger(place.store, place.state)
+@contextmanager
+def worked_on(place: Place) -> Iterator[Ledger]:
+    """This machine's ledger, for the one process here that may change it and what lies beside it.
+
+    Raises UserError while another one does.
+    """
+    with run_lock.held(place.state, place.name, "mayfly recipe", look="mayfly recipe status"):
+        ledger = book.open_to_work(place.store, place.state)
+        try:
+            yield ledger
+        finally:
+            ledger.close()
+
+
+def read_ledger(place: Place) -> Ledger:
+    """What is known of a run, to look at: this machine's ledger, or the store's copy when another
+    machine worked on it last. No file is changed."""
+    return book.open_to_read(place.store, place.state)
 
 
 def _kept(place: Place) -> dict[str, Any]:

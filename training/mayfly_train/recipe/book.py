@@ -3,42 +3,55 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mayfly_train.errors import BadInput
 from mayfly_train.recipe import document, globs, names, sources
 from mayfly_train.recipe.head import Run
-from mayfly_train.recipe.ledger import Ledger, last_head
+from mayfly_train.recipe.ledger import COPY, LIVE, Ledger, last_head, replace_content
 from mayfly_train.recipe.store import S3Store, Store, read_json
 
 
-def open_ledger(store: Store, state: Path) -> Ledger:
-    """The ledger: this machine's, or the store's copy when another machine worked on it last, or
-    when this machine's is of an earlier run of this name, which was removed from the store."""
-    head, file = read_json(store, names.HEAD), state / names.LEDGER
-    elsewhere = head is not None and head["id"] != last_head(file)
+def open_to_work(store: Store, state: Path) -> Ledger:
+    """This machine's ledger, for whoever works on the run, and is the only one here. It becomes
+    what the store's copy is when another machine worked on the run last, or when it is of an
+    earlier run of this name, which was removed from the store."""
+    file, note = state / names.LEDGER, state / "run"
     run = hashlib.sha256(store.read(names.RUN) or b"").hexdigest()
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    note = state / "run"
     known = note.read_text() if note.exists() else ""
+    head = read_json(store, names.HEAD)
+    elsewhere = head is not None and head["id"] != last_head(file)
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
     if elsewhere or known != run or not file.exists():
-        _fetch_ledger(store, state)
+        with _copy(store) as copy:
+            replace_content(file, copy)
         note.write_text(run)
     return Ledger(file)
 
 
-def _fetch_ledger(store: Store, state: Path) -> None:
-    """The store's copy instead of what is here; nothing when there is none."""
-    fetched = state / "fetched.sqlite"
-    fetched.unlink(missing_ok=True)
-    if names.LEDGER in store.names(names.LEDGER):
-        store.download(names.LEDGER, fetched)
-    for path in state.glob(f"{names.LEDGER}*"):
-        path.unlink()
-    if fetched.exists():
-        fetched.rename(state / names.LEDGER)
+def open_to_read(store: Store, state: Path) -> Ledger:
+    """What is known of a run, for whoever looks: this machine's ledger when the last head worked
+    with it, else the store's copy. Nothing of the state directory is changed."""
+    file, head = state / names.LEDGER, read_json(store, names.HEAD)
+    if head is not None and head["id"] == last_head(file) and file.exists():
+        return Ledger(file, LIVE)
+    with _copy(store) as copy:  # it is read on after its name is gone
+        return Ledger(copy, COPY) if copy else Ledger(Path(":memory:"))
+
+
+@contextmanager
+def _copy(store: Store) -> Iterator[Path | None]:
+    """The store's copy of the ledger, in a file of our own for so long; None without one."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory) / names.LEDGER
+        there = names.LEDGER in store.names(names.LEDGER)
+        if there:
+            store.download(names.LEDGER, copy)
+        yield copy if there else None
 
 
 def open_run(store: Store, state: Path) -> Run:

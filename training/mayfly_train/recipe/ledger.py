@@ -10,7 +10,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from mayfly_train.recipe.expand import Task, task_from
 VERSION = 1
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
 FINISHED = (DONE, STOPPED)
+# Ways to look at a ledger: at one that a head may be working with, or at a copy of our own.
+LIVE, COPY = "mode=ro", "mode=ro&immutable=1"
 NODE, COMMAND = "node", "command"
 
 SCHEMA = """
@@ -69,18 +71,22 @@ class Row:
 class Ledger:
     """SQLite in WAL mode. One process writes; any may read."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or make it. Raises BadLedger."""
+    def __init__(self, path: Path, look: str = "") -> None:
+        """Open or make it; with `look`, LIVE or COPY, only read what is there. Raises BadLedger."""
         self.path = path
         with self._clear():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not look:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            name = f"{path.absolute().as_uri()}?{look}" if look else path
             self._db = sqlite3.connect(
-                path, timeout=30, isolation_level=None, check_same_thread=False
+                name, timeout=30, isolation_level=None, check_same_thread=False, uri=bool(look)
             )
             self._db.row_factory = sqlite3.Row
             version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
             if version > VERSION:
                 raise BadLedger(f"{path} is of a newer Mayfly — update this one")
+            if look:
+                return
             self._db.execute("PRAGMA journal_mode=WAL")
             # The store's markers survive what a power cut may take of the last second.
             self._db.execute("PRAGMA synchronous=NORMAL")
@@ -349,6 +355,18 @@ class Ledger:
                 target.close()
             with suppress(OSError):
                 path.chmod(0o600)
+
+
+def replace_content(path: Path, copy: Path | None) -> None:
+    """Make a ledger what a copy is, or empty without one, in one transaction: who reads it
+    meanwhile has the old or the new, and no file is removed under anybody. Raises BadLedger."""
+    name = f"{copy.absolute().as_uri()}?{COPY}" if copy else ":memory:"
+    try:
+        source, target = sqlite3.connect(name, uri=True), sqlite3.connect(path, timeout=30)
+        with closing(source), closing(target):
+            source.backup(target)
+    except sqlite3.Error as error:
+        raise BadLedger(f"the ledger {path}: {error} — make room there") from error
 
 
 def last_head(path: Path) -> str:

@@ -85,7 +85,7 @@ def _work(args: argparse.Namespace, store: Store) -> tuple[str, str]:
         return CANCELLED, ""
     _wait_until_free(store)
     run = book.open_run(store, args.state)
-    ledger = book.open_ledger(store, args.state)
+    ledger = book.open_to_work(store, args.state)
     file = args.state / "scheduler"
     scheduler = _start_scheduler(args, file)
     try:
