@@ -383,13 +383,15 @@ def test_following_ends_when_nobody_works_on_the_run(folder: Path, monkeypatch: 
         ({"host": "another name"}, True),
         ({"process": "{pid} 1 {space}"}, False),
         ({"process": "{pid} {start} another-boot.1"}, True),
-        ({"process": "{pid} {start} another-boot.1", "beat": 1.0}, False),
+        ({"process": "{pid} {start} another-boot.1", "beat": 1.0}, True),
+        ({"process": "{pid} {start} another-boot.1", "beat": 0}, False),
     ],
 )
 def test_a_head_is_known_by_boot_and_process_not_by_its_hosts_name(
     folder: Path, changed: dict[str, Any], alive: bool
 ):
-    """Of a head elsewhere, or in an earlier boot, only its last word is known."""
+    """Of a head elsewhere, or in an earlier boot, only the age of its last word is known; what its
+    clock said then does not matter."""
     _, place = begin(folder)
     Lease(place.store).take()
     pid, start, space = identity.own().split()
@@ -397,6 +399,55 @@ def test_a_head_is_known_by_boot_and_process_not_by_its_hosts_name(
     held["process"] = held["process"].format(pid=pid, start=start, space=space)
     place.store.write(names.HEAD, json.dumps(held).encode())
     assert lock.is_held(place.store) == alive
+    if "another-boot" in held["process"]:
+        file = folder.parent / "store/recipes/search" / names.HEAD
+        os.utime(file, (0, file.stat().st_mtime - lock.STALE_S))
+        assert not lock.is_held(place.store)
+
+
+def test_a_clock_that_is_wrong_here_makes_no_head_dead(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _, place = begin(folder)
+    lease = Lease(place.store)
+    lease.take()
+    monkeypatch.setattr(identity, "space", lambda: "another-boot.1")
+    now = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    with pytest.raises(BadInput, match="is run by process"):
+        lock.require_free(place.store)
+    lease.release()
+    lock.require_free(place.store)
+
+
+def test_a_lease_is_kept_while_its_head_is_busy_but_not_when_it_is_stuck(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _, place = begin(folder)
+    lease = Lease(place.store)
+    lease.take()
+    monkeypatch.setattr(lock, "EVERY_S", 0.0)
+    monkeypatch.setattr(lock, "_LOOK_S", 0.01)
+
+    def beat() -> Any:
+        return json.loads(place.store.read(names.HEAD) or b"")["beat"]
+
+    first, deadline = beat(), time.monotonic() + PATIENCE_S
+    with lease.kept():
+        while beat() == first:
+            assert time.monotonic() < deadline
+    monkeypatch.setattr(lock, "STUCK_S", 0.0)
+    stuck = Lease(place.store)
+    lease.release()
+    stuck.take()
+    before = beat()
+    stuck.keep()
+    assert beat() == before
+    stuck.renew()
+    assert beat() != before
+    stuck.release()
+    stuck.renew()
+    assert beat() == 0, "nobody renews what was let go"
 
 
 def test_a_machine_of_the_same_name_takes_the_newer_ledger(folder: Path, tmp_path: Path):

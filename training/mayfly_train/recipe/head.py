@@ -90,6 +90,10 @@ class Head:
         could begin or end well either. An exception leaves a run that can be resumed.
         """
         self._lease.take()
+        with self._lease.kept():
+            return self._work()
+
+    def _work(self) -> str:
         self._ledger.worked_by(self._lease.id)
         try:
             self._begin()

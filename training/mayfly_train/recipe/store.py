@@ -7,7 +7,10 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,6 +42,9 @@ class Store(Protocol):
 
     def download(self, name: str, path: Path) -> None:
         """Get an object of any size, which there is, as a file."""
+
+    def age(self, name: str) -> float | None:
+        """How many seconds ago an object was put, by the store's own clock; None without one."""
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens when there is none."""
@@ -126,6 +132,17 @@ class S3Store:
             for chunk in s3.read_chunks(self.client, self.uri.join(name)):
                 stream.write(chunk)
 
+    def age(self, name: str) -> float | None:
+        uri = self.uri.join(name)
+        try:
+            with s3.clear_errors(uri):
+                answer = self.client.head_object(Bucket=uri.bucket, Key=uri.key)
+        except s3.NotFound:
+            return None
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        now = parsedate_to_datetime(date) if date else datetime.now(timezone.utc)
+        return (now - answer["LastModified"]).total_seconds()
+
     def delete(self, name: str) -> None:
         s3.delete(self.client, self.uri.join(name))
 
@@ -189,6 +206,22 @@ class DirectoryStore:
         with _clear(self.directory / name):
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.directory / name, path)
+
+    def age(self, name: str) -> float | None:
+        with _clear(self.directory / name):
+            try:
+                then = (self.directory / name).stat().st_mtime
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return self._now(name) - then
+
+    def _now(self, name: str) -> float:
+        """The time where a file is, which may be a server's: that of a new one beside it; this
+        machine's where none can be made."""
+        with contextlib.suppress(NodeError), self._new(name) as new:
+            new.touch()
+            return new.stat().st_mtime
+        return time.time()
 
     def delete(self, name: str) -> None:
         with _clear(self.directory / name):
