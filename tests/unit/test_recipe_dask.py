@@ -28,7 +28,6 @@ from mayfly_train.recipe.ledger import Ledger
 from unit.recipe_fakes import Lab
 
 PATIENCE_S = 300.0
-GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 @pytest.fixture(scope="module")
 def machine(lab: Lab) -> Iterator[Machine]:
-    found = Machine(lab.path / "machine", lab.store.address, workers=2, memory=GIB)
+    found = Machine(lab.path / "machine", lab.store.address, workers=2)
     found.start()
     yield found
     found.stop()
@@ -75,7 +74,8 @@ def test_members_say_what_they_have(engine: DaskEngine):
         "worker-0",
         "worker-1",
     }
-    assert engine.members()[0] == Member(engine.members()[0].name, 1, 1.0, GIB, 0)
+    memory = psutil.virtual_memory().total
+    assert engine.members()[0] == Member(engine.members()[0].name, 1, 1.0, memory, 0)
 
 
 def test_short_tasks_all_end_once_and_on_both(lab: Lab, engine: DaskEngine, tmp_path: Path):
@@ -172,10 +172,11 @@ def sleeping() -> list[int]:
 
 
 def test_a_task_that_fits_nowhere_says_what_it_waits_for(lab: Lab, engine: DaskEngine):
-
-    wanted = Hardware(memory=64 * GIB)
+    wanted = Hardware(memory=1 << 60)
     assert slots_for(engine.members(), wanted) == 0
-    assert why_no_room(engine.members(), wanted).startswith("waits for a node with 64.0 GiB")
+    assert why_no_room(engine.members(), wanted).startswith(
+        "waits for a node with 1073741824.0 GiB"
+    )
 
 
 def test_strangers_are_refused(machine: Machine, tmp_path: Path):

@@ -35,11 +35,6 @@ class Place:
     store: Store
     state: Path
 
-    @property
-    def ledger_file(self) -> Path:
-        """Where the head's ledger is on this machine."""
-        return self.state / "ledger.sqlite"
-
 
 def base_address(given: str | None, environ: Mapping[str, str]) -> str:
     """Where runs are kept: a bucket, or a directory; one of this machine's when none is given."""

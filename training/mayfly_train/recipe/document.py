@@ -9,7 +9,7 @@ from typing import Any
 
 VERSION = 1
 GRID, RANDOM, TPE = "grid", "random", "tpe"
-MAXIMIZE, MINIMIZE = "maximize", "minimize"
+MAXIMIZE = "maximize"  # else a search minimizes
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,6 @@ class Search:
     """How many trials a guided sampler asks for before it is told of any of them."""
     stop_after: int = 0
     """The median rule stops no task before this step; 0: there is no rule."""
-
-    def better(self, one: float, other: float) -> bool:
-        """Whether `one` is the better value of the objective."""
-        return one > other if self.direction == MAXIMIZE else one < other
 
 
 @dataclass(frozen=True)

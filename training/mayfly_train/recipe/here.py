@@ -27,7 +27,6 @@ class Machine:
     workers: int
     slots: int = 1
     cpus: int = 1
-    memory: int = 0
     devices: tuple[str, ...] = ()
     scheduler: str = ""
     processes: dict[int, Child] = field(default_factory=dict)
@@ -97,8 +96,6 @@ class Machine:
             *("--store", self.store, "--scratch", str(self.scratch), "--name", name),
             *("--slots", str(self.slots), "--cpus", str(self.cpus)),
         ]
-        if self.memory:
-            words += ["--memory", str(self.memory)]
         if self.devices:
             words += ["--device", self.devices[number % len(self.devices)]]
         return self._spawn("worker", words, name)
