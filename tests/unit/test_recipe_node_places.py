@@ -110,7 +110,7 @@ def test_failed_tasks_of_a_search_that_is_done_run_again_on_nodes(
     here, done = place(tmp_path), list[str]()
     here.store.write(names.RUN, b"{}")
     (task,) = _tasks()
-    ledger = runs.open_ledger(here)
+    ledger = book.open_to_work(here.store, here.state)
     ledger.set_experiment("e", "done", 1)
     ledger.freeze([task])
     ledger.blame(task, "command", FAILED, {"message": "exit code 1"})
@@ -122,7 +122,7 @@ def test_failed_tasks_of_a_search_that_is_done_run_again_on_nodes(
         monkeypatch.setattr(node_commands, name, lambda *_, name=name: done.append(name))
     commands._go_on("search", None, Wanted(None), here=False, again=True)
     assert done == ["offer_at", "confirm", "work"]
-    assert runs.open_ledger(here).states("e") == {"waiting": 1}
+    assert ledger.states("e") == {"waiting": 1}
 
 
 def test_the_node_image_has_the_framework_of_a_recipe(tmp_path: Path):

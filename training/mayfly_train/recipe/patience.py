@@ -102,6 +102,9 @@ class PatientStore:
     def download(self, name: str, path: Path) -> None:
         self._patience(self._store.download, name, path)
 
+    def age(self, name: str) -> float | None:
+        return self._patience(self._store.age, name)
+
     def delete(self, name: str) -> None:
         self._patience(self._store.delete, name)
 

@@ -111,7 +111,7 @@ class Stage:
         tasks = [self._expansion.with_values(n, v) for n, v in zip(numbers, values)]
         self._ledger.freeze(tasks)
         self._next = stop
-        self._again.extend(tasks[most:])
+        self._again.extend(numbers[most:])
         return tasks[:most]
 
     def verdict(self) -> tuple[str, str]:
