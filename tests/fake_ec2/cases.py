@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_ec2.fault_proxy import Fault, Refusal
-from fake_ec2.lab import BUCKET, Lab
+from fake_ec2.lab import BUCKET, FOREIGN_IM, Lab
 from foreign_im import keys, serving
 from mayfly.local import imservice
 
@@ -194,7 +194,7 @@ def database_deleted(lab: Lab) -> dict[str, Any]:
 
 def foreign_im(lab: Lab) -> dict[str, Any]:
     """Somebody else's IM, with IM's own connector, makes the nodes and destroys them."""
-    directory = lab.state / "foreign-im"
+    directory = lab.state / FOREIGN_IM
     directory.mkdir()
     told = {name: lab.environ()[name] for name in ("AWS_ENDPOINT_URL", "AWS_EC2_METADATA_DISABLED")}
     with serving(directory, IM_PASSWORD, STOCK_IM, told) as service:

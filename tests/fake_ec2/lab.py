@@ -36,6 +36,7 @@ REGION = "eu-west-1"
 IMAGE = "ami-0fa6e0fa6e0fa6e01"
 BUCKET = "fake-models"
 KEY_ID = "FAKEKEYOFTHETESTS"
+FOREIGN_IM = "foreign-im"  # the directory of a service that is not ours
 FOREIGN = "im-5e1f0000-aaaa-bbbb-cccc-0123456789ab"  # a group's name, as IM would give it
 COMMAND_S = 900
 GONE = ("terminated", "shutting-down")
@@ -355,8 +356,13 @@ class Lab:
     # --- looking -----------------------------------------------------------------------------
 
     def canary_in(self) -> list[str]:
-        """Files with the canary: of this lab, and what was rendered. The fake's own log counts."""
-        hits = [path for path in self._files() if testenv.CANARY.encode() in path.read_bytes()]
+        """Files with the canary: of this lab, and what was rendered. The fake's own log counts; a
+        foreign IM keeps in its database what it was sent, and nobody but its owner can wipe it."""
+        hits = [
+            path
+            for path in self._files()
+            if FOREIGN_IM not in path.parts and testenv.CANARY.encode() in path.read_bytes()
+        ]
         said = ["what commands said"] if testenv.CANARY in self.said else []
         return [str(path) for path in hits] + said
 
