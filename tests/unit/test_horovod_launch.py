@@ -514,14 +514,19 @@ def test_a_port_in_use_is_told(nodes):
     assert code == 1 and f"cannot listen on 127.0.0.1:{run.port}: Address already in use" in output
 
 
-def test_the_launcher_ends_its_ranks_when_it_is_asked_to(nodes):
-    run = nodes(30)
-    run.start("a", nodes="a")
+def ends_with_its_rank(run):
+    """The launcher of node a, and its only rank, when it is asked to."""
     (rank,) = run.ranks(1).values()
     run.launchers["a"].terminate()
     assert run.ends("a")[0] == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(rank, 0)
+
+
+def test_the_launcher_ends_its_ranks_when_it_is_asked_to(nodes):
+    run = nodes(30)
+    run.start("a", nodes="a")
+    ends_with_its_rank(run)
 
 
 # Rank 0 saves once rank 1 has seen that it was asked to, as an all-reduce would have it.
@@ -563,11 +568,7 @@ def test_a_rank_that_does_not_save_in_time_is_killed(nodes):
     (run.directory / "rank.py").write_text(SAVES)
     run.limits["save"] = 1
     run.start("a", nodes="a")
-    (rank,) = run.ranks(1).values()
-    run.launchers["a"].terminate()
-    assert run.ends("a")[0] == 128 + signal.SIGTERM
-    with pytest.raises(ProcessLookupError):
-        os.kill(rank, 0)
+    ends_with_its_rank(run)
 
 
 def test_the_meeting_answers_bad_messages_with_an_error():

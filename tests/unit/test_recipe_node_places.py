@@ -104,16 +104,22 @@ def test_a_budget_is_not_spent_on_nodes_that_it_was_not_counted_for(budget: Any,
     assert bool(said) == bool(budget)
 
 
+def with_a_failed_task(here: Place, state: str) -> Ledger:
+    """The ledger of a run whose experiment is in this state, and whose only task has failed."""
+    here.store.write(names.RUN, b"{}")
+    (task,) = _tasks()
+    ledger = book.open_to_work(here.store, here.state)
+    ledger.set_experiment("e", state, 1)
+    ledger.freeze([task])
+    ledger.blame(task, "command", FAILED, {"message": "exit code 1"})
+    return ledger
+
+
 def test_failed_tasks_of_a_search_that_is_done_run_again_on_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     here, done = place(tmp_path), list[str]()
-    here.store.write(names.RUN, b"{}")
-    (task,) = _tasks()
-    ledger = book.open_to_work(here.store, here.state)
-    ledger.set_experiment("e", "done", 1)
-    ledger.freeze([task])
-    ledger.blame(task, "command", FAILED, {"message": "exit code 1"})
+    ledger = with_a_failed_task(here, "done")
     run = Run(Recipe("search", (Experiment("e", ("true",)),)), "", here.store, lambda _: [])
     monkeypatch.setattr(node_place, "noted", lambda *_: {"cloud": "local", "address": "s3://b/r"})
     monkeypatch.setattr(node_place, "open_place", lambda *_: here)
@@ -134,12 +140,7 @@ def test_the_node_image_has_the_framework_of_a_recipe(tmp_path: Path):
 
 def test_failed_tasks_are_forgiven_where_the_next_head_reads(tmp_path: Path):
     here = place(tmp_path)
-    here.store.write(names.RUN, b"{}")
-    (task,) = _tasks()
-    before = book.open_to_work(here.store, here.state)
-    before.set_experiment("e", "failed", 1)
-    before.freeze([task])
-    before.blame(task, "command", FAILED, {"message": "exit code 1"})
+    with_a_failed_task(here, "failed")
     assert forgive(here) == 1
     copy = tmp_path / "copy.sqlite"
     here.store.download(names.LEDGER, copy)

@@ -81,9 +81,11 @@ def forgive(place: runs.Place) -> int:
     with runs.worked_on(place) as ledger:
         count = ledger.forgive()
         copy = place.state / "forgiven.sqlite"
-        ledger.copy_to(copy)
-        place.store.upload(names.LEDGER, copy)
-        copy.unlink()
+        try:
+            ledger.copy_to(copy)
+            place.store.upload(names.LEDGER, copy)
+        finally:
+            copy.unlink(missing_ok=True)
     return count
 
 
