@@ -62,14 +62,17 @@ def check_store(
         )
 
 
-def check_dataset(client: Any, uri: str) -> Dataset:
-    """Return what the data prefix holds; raises an error unless it is whole."""
+def check_dataset(client: Any, uri: str, cloud: str = "local") -> Dataset:
+    """Return what the data prefix holds; raises an error unless it is whole.
+
+    `cloud` is what `mayfly data put` would have to be told.
+    """
     where = s3.parse_uri(uri)
     sizes = s3.list_sizes(client, where)
     if not sizes:
-        raise UserError(f"there is no data at {uri}", _advice(uri))
+        raise UserError(f"there is no data at {uri}", _advice(uri, cloud))
     if manifest.NAME not in sizes:
-        raise UserError(f"there is no {manifest.NAME} at {uri}", _advice(uri))
+        raise UserError(f"there is no {manifest.NAME} at {uri}", _advice(uri, cloud))
     text = s3.read_bytes(client, where.join(manifest.NAME)).decode(errors="replace")
     listed = manifest.parse(text, str(where.join(manifest.NAME)))
     if listed.kind != "dataset":
@@ -115,5 +118,6 @@ def is_unfinished(client: Any, uri: str, names: re.Pattern[str]) -> bool:
     return manifest.NAME not in found and all(names.fullmatch(name) for name in found)
 
 
-def _advice(uri: str) -> str:
-    return f"put it there with `mayfly data put DIRECTORY {uri}`, or set data.source"
+def _advice(uri: str, cloud: str) -> str:
+    where = uri if cloud == "local" else f"{uri} --cloud {cloud}"
+    return f"put it there with `mayfly data put DIRECTORY {where}`, or set data.source"

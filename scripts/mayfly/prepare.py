@@ -18,7 +18,7 @@ from mayfly.places import Place
 from mayfly.radl_render import write_radl
 from mayfly.run import Run, new_run_id
 from mayfly.run_store import RunStore
-from mayfly.services import Services, local_image, open_machines, open_services
+from mayfly.services import LOCAL, Services, local_image, open_machines, open_services
 from mayfly.spec import CHECKOUT, JUICEFS, ClusterSpec
 from mayfly.steps import GROUPS
 
@@ -156,7 +156,8 @@ def _check_data(
             tools.display.say(f"data: {known.what_is_put(spec)} by deploy: it is not there yet")
             return
         _provide_data(spec, known, tools, services, phases)
-    dataset = preflight.check_dataset(services.client, source)
+    theirs = "aws" if spec.cloud == LOCAL else spec.cloud  # any that is not local has their keys
+    dataset = preflight.check_dataset(services.client, source, LOCAL if here else theirs)
     preflight.check_preprocess(spec, dataset)
     tools.display.say(f"data: {dataset.uri}, {dataset.describe()}")
 

@@ -182,7 +182,7 @@ def head(directory: Path, tasks: int, task_s: float) -> int:
         scheduler.wait()
 
 
-def inject(site: Site, kinds: list[str], chance: random.Random) -> list[Fault]:
+def inject(site: Site, kinds: list[str], chance: random.Random, hold_s: float) -> list[Fault]:
     """Let faults happen, until there were that many or no task is left."""
     found: list[Fault] = []
     busy: dict[int, float] = {}
@@ -195,13 +195,21 @@ def inject(site: Site, kinds: list[str], chance: random.Random) -> list[Fault]:
         if len(site.done()) >= site.tasks:
             break
         node = 0 if kind == "head" else chance.choice(free)
+        if kind == "link":  # a silent node's tasks can be given up only where it has some
+            wait_for_tasks(site, node)
         fault = Fault(kind, node, time.time(), site.running_on(node) if node else [])
-        hold = {"link": HOLD_S, "freeze": HOLD_S, "disk": DISK_S}.get(kind, 5.0)
+        hold = {"link": hold_s, "freeze": hold_s, "disk": DISK_S}.get(kind, 5.0)
         busy[node] = time.monotonic() + hold
-        note(f"{len(found) + 1}: {kind} of node {node}, {len(site.done())} tasks are done")
+        there = f", {len(fault.affected)} tasks ran there" if node else ""
+        note(f"{len(found) + 1}: {kind} of node {node}{there}, {len(site.done())} tasks are done")
         happen(site, fault, hold)
         found.append(fault)
     return found
+
+
+def wait_for_tasks(site: Site, node: int) -> None:
+    """Wait until the node has something to do, or nothing is left."""
+    until(lambda: bool(site.running_on(node)) or len(site.done()) >= site.tasks)
 
 
 def happen(site: Site, fault: Fault, hold: float) -> None:
@@ -254,6 +262,7 @@ def judge(site: Site, faults: list[Fault]) -> dict[str, Any]:
         "lost": site.tasks - accepted,
         "reruns_of_finished": sum(at > done.get(n, at) + LATE_S for n, at, _ in starts),
         "starts": len(starts),
+        "affected": sum(len(fault.affected) for fault in faults),
         "recovery_s": {
             kind: {"median": round(statistics.median(times), 1), "max": round(max(times), 1)}
             for kind, times in again.items()
@@ -286,8 +295,10 @@ def watch(site: Site, fault: Fault) -> None:
             return
 
 
-def measure(kinds: list[str], chance: random.Random, tasks: int, task_s: float) -> dict[str, Any]:
-    """A whole run with its faults."""
+def measure(
+    kinds: list[str], chance: random.Random, tasks: int, task_s: float, hold_s: float = HOLD_S
+) -> dict[str, Any]:
+    """A whole run with its faults; links are down, and workers stopped, for `hold_s`."""
     directory = Path(tempfile.mkdtemp(prefix="mayfly-faults-"))
     began = time.monotonic()
     with Network(WORKERS + 1) as network:
@@ -296,8 +307,8 @@ def measure(kinds: list[str], chance: random.Random, tasks: int, task_s: float) 
         site = Site(directory, network, tasks, task_s)
         try:
             site.start()
-            until(lambda: len(site.starts()) >= WORKERS)
-            faults = inject(site, kinds, chance)
+            until(lambda: len({node for *_, node in site.starts()}) == WORKERS)
+            faults = inject(site, kinds, chance, hold_s)
             until(lambda: site.processes[0].poll() == 0)
             found = {**judge(site, faults), "seconds": round(time.monotonic() - began)}
         finally:

@@ -83,6 +83,14 @@ class FakeAwayStore:
         return call
 
 
+def head_on(lab: Lab, engine: InProcessEngine, only: Experiment) -> Head:
+    """A head that has begun; each `_turn` is a test's."""
+    head = Head(lab.run(only), lab.ledger(), engine)
+    head._lease.take()
+    head._begin()
+    return head
+
+
 class FakeLossyEngine(InProcessEngine):
     """Loses the attempts whose number, counted from 1, is in `lost`: before or after they ran."""
 

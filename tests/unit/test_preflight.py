@@ -49,6 +49,8 @@ def test_an_empty_prefix_is_refused(client):
     put(client, "dataset-of-another-name/train.tfrecords")
     with pytest.raises(UserError, match="there is no data at s3://bucket/data/ — put it there"):
         preflight.check_dataset(client, "s3://bucket/data/")
+    with pytest.raises(UserError, match="mayfly data put DIRECTORY s3://bucket/data/ --cloud gcp`"):
+        preflight.check_dataset(client, "s3://bucket/data/", "gcp")
 
 
 def test_data_without_a_manifest_is_refused(client):

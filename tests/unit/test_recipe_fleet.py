@@ -14,8 +14,9 @@ from mayfly.im import Node, State
 from mayfly.ledger import Ledger
 from mayfly.recipe.elastic import Actions
 from mayfly.recipe.fleet import EVERY_S, Fleet
-from mayfly.recipe.on_nodes import Follower, describe, say_goodbye
+from mayfly.recipe.on_nodes import PATIENCE_S, Follower, describe, say_goodbye
 from mayfly.watch import Broken, Pace
+from mayfly_train.errors import NodeError
 from mayfly_train.recipe import lock, names
 from mayfly_train.recipe.store import DirectoryStore, to_bytes
 from unit.deploy_fakes import FakeClock
@@ -175,11 +176,22 @@ def test_idle_nodes_go_when_little_is_left(ledger: Ledger):
 # --- the follower ---
 
 
+class FakeStore(DirectoryStore):
+    """A directory that does not answer while it is away."""
+
+    away = False
+
+    def read(self, name: str) -> bytes | None:
+        if self.away:
+            raise NodeError("the store does not answer")
+        return super().read(name)
+
+
 @dataclass
 class Scene:
     """A store, a fleet of one node and a clock on which things happen."""
 
-    store: DirectoryStore
+    store: FakeStore
     follower: Follower
     clock: FakeClock
     happens: dict[float, Any] = field(default_factory=dict)
@@ -191,7 +203,7 @@ class Scene:
 
 
 def scene(tmp_path: Path, ledger: Ledger, im: FakeIM | None = None, limit_s: float = 1e6) -> Scene:
-    store, clock = DirectoryStore(tmp_path / "store"), FakeClock()
+    store, clock = FakeStore(tmp_path / "store"), FakeClock()
     im = im or FakeIM({"0": "configured", "1": "configured"})
     made = Scene(store, None, clock)  # type: ignore[arg-type]
     pace = Pace(2.0, 300.0, clock=clock, sleep=made.sleep)
@@ -240,11 +252,22 @@ def test_the_longest_time_ends_a_run(tmp_path: Path, ledger: Ledger):
         on.follower.follow(report)
 
 
-def test_a_store_that_does_not_answer_counts_as_silence(tmp_path: Path, ledger: Ledger):
+def test_a_store_that_is_away_is_waited_for_as_long_as_the_head_waits(tmp_path, ledger):
     on = scene(tmp_path, ledger)
-    (tmp_path / "store").write_text("no directory")
-    with pytest.raises(Broken, match="no sign of life: its node is configured"):
+    on.store.away = True
+    with pytest.raises(Broken, match="store has not answered for 10 minutes"):
         on.follower.follow(report)
+    assert PATIENCE_S <= on.clock() < PATIENCE_S + 10
+
+
+def test_a_head_has_time_to_speak_again_after_the_store_was_away(tmp_path, ledger):
+    on = scene(tmp_path, ledger)
+    alive(on.store, 1)
+    on.happens[10] = lambda: setattr(on.store, "away", True)
+    on.happens[580] = lambda: setattr(on.store, "away", False)
+    on.happens[800] = lambda: alive(on.store, 2)
+    on.happens[1000] = lambda: ended(on.store, "succeeded")
+    assert on.follower.follow(report).raw["outcome"] == "succeeded"
 
 
 def test_progress_is_one_line():

@@ -16,7 +16,7 @@ from mayfly_train.recipe.document import Experiment, Hardware
 from mayfly_train.recipe.engine import ENDED, STARTED, InProcessEngine, Member, Report
 from mayfly_train.recipe.expand import Task
 from mayfly_train.recipe.ledger import Ledger
-from unit.recipe_fakes import Lab
+from unit.recipe_fakes import Lab, head_on
 
 
 @pytest.fixture
@@ -121,3 +121,39 @@ def losses_of(ledger: Ledger) -> int:
     row = ledger.row("only", 0)
     assert row is not None
     return row.node_losses
+
+
+class FakeFullEngine(InProcessEngine):
+    """Its one node hands everything back while its disk is full."""
+
+    full = True
+
+    def submit(self, jobs: Sequence[Job], wanted: Hardware) -> None:
+        if not self.full:
+            super().submit(jobs, wanted)
+            return
+        for job in jobs:
+            about = {"attempt": job.attempt, "node": "n-1.0-a1"}
+            outcome = {**about, "state": "cancelled", "message": f"not begun: {attempt.FULL}"}
+            self._news.put(Report(job.attempt, ENDED, "n-1.0-a1", outcome))
+
+
+def test_status_says_that_disks_are_full_until_a_task_ends_well(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(heads, "TURN_S", 0.01)
+    engine = FakeFullEngine(lab.node())
+    head = head_on(lab, engine, Experiment("only", ("true",)))
+    for _ in range(2):
+        head._turn()
+    assert message_of(lab) == "n-1 takes nothing: the node's disk is full"
+    engine.full = False
+    for _ in range(100):
+        head._turn()
+    assert message_of(lab) == ""
+    assert lab.ledger().experiments()[0]["state"] == "done"
+    assert losses_of(lab.ledger()) == 0
+
+
+def message_of(lab: Lab) -> str:
+    return str(lab.ledger().experiments()[0]["message"])

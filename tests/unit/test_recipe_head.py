@@ -17,7 +17,7 @@ from mayfly_train.recipe.head import Head
 from mayfly_train.recipe.ledger import RUNNING, WAITING, Ledger
 from mayfly_train.recipe.lock import Lease
 from mayfly_train.recipe.store import read_json, to_bytes
-from unit.recipe_fakes import FakeLossyEngine, Lab
+from unit.recipe_fakes import FakeLossyEngine, Lab, head_on
 
 
 @pytest.fixture
@@ -335,13 +335,6 @@ class FakeRecordingEngine(InProcessEngine):
 
     def submit(self, jobs, wanted) -> None:
         self.jobs += jobs
-
-
-def head_on(lab: Lab, engine: InProcessEngine, only: Experiment) -> Head:
-    head = Head(lab.run(only), lab.ledger(), engine)
-    head._lease.take()
-    head._begin()
-    return head
 
 
 def test_a_head_keeps_little_of_a_run_that_it_resumes(lab: Lab, tmp_path: Path):

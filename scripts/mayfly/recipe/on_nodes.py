@@ -28,6 +28,7 @@ from mayfly.watch import SUCCEEDED, Broken, Pace, Silence, Status
 from mayfly_train.errors import NodeError
 from mayfly_train.recipe import head as heads
 from mayfly_train.recipe import lock, names, tls
+from mayfly_train.recipe.patience import PATIENCE_S
 from mayfly_train.recipe.store import Store, read_json, to_bytes
 
 PHASE = "tasks"
@@ -140,12 +141,15 @@ class Follower:
         self._store, self._fleet, self._pace = store, fleet, pace
         self._limit_s = limit_s
         self._silence = Silence(pace.clock, pace.patience)
+        self._store_away = Silence(pace.clock, PATIENCE_S)
+        self._answers = 0
 
     def follow(self, report: Any) -> Status:
         """Return when every experiment has ended well, or the run was cancelled.
 
         Raises RunFailed when it has ended otherwise, Broken when the head is gone or silent, and
-        LimitReached after the longest time. A store that does not answer counts as silence.
+        LimitReached after the longest time. A store that does not answer is waited for as long as
+        the head waits for it.
         """
         began, known = self._pace.clock(), dict[str, Any]()
         while True:
@@ -157,6 +161,9 @@ class Follower:
                 self._fleet.look(known)
             if self._silence.too_long(known.get("time")):
                 raise Broken(f"the head has given no sign of life: {self._head()}")
+            if self._store_away.too_long(self._answers):
+                minutes = f"{PATIENCE_S / 60:g} minutes"
+                raise Broken(f"{self._store.address} has not answered for {minutes}")
             if self._pace.clock() - began > self._limit_s:
                 raise LimitReached(
                     "max_duration",
@@ -168,9 +175,13 @@ class Follower:
     def _read(self, before: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         try:
             ended = read_json(self._store, names.ENDED)
-            return ended, read_json(self._store, names.PROGRESS) or before
+            known = read_json(self._store, names.PROGRESS) or before
         except NodeError:
+            # Nobody hears the head, and it may take a while to speak again when the store is back.
+            self._silence = Silence(self._pace.clock, self._pace.patience)
             return None, before
+        self._answers += 1
+        return ended, known
 
     def _head(self) -> str:
         """What IM knows of the head's node."""

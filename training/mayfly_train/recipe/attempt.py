@@ -31,6 +31,7 @@ DONE, FAILED, STOPPED, CANCELLED, BROKEN = "done", "failed", "stopped", "cancell
 ACCEPTED = (DONE, STOPPED)
 _ENDED = {BROKEN: "the worker was ended", CANCELLED: "cancelled"}
 ROOM_BYTES = 64 << 10  # less is no room
+FULL = "the node's disk is full"
 _TAIL_BYTES = 2000
 CLAIMS, CLAIM_S = 20, 0.25
 _SCAN_BYTES = 1 << 20
@@ -298,7 +299,7 @@ def _bad_end(ended: process.Ended, slot: Slot, job: Job) -> tuple[str, str] | No
         return None
     message = _failure(ended.exit_code, slot.stderr)
     if _is_full(slot.path):
-        return BROKEN, f"the node's disk is full: {message}"
+        return BROKEN, f"{FULL}: {message}"
     return FAILED, message
 
 

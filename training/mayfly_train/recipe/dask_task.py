@@ -50,7 +50,7 @@ def run_jobs(jobs: list[Mapping[str, Any]]) -> None:
     everything, and counts for nothing: others may be busy for longer than retries last.
     """
     able = Here.node is None or Here.node.has_room()
-    why = "not begun" if able else "not begun: the node's disk is full"
+    why = "not begun" if able else f"not begun: {attempt.FULL}"
     for job in jobs:
         if able and not (Here.node is not None and Here.node.closing.is_set()):
             able = _run(job) != attempt.BROKEN
@@ -61,9 +61,9 @@ def run_jobs(jobs: list[Mapping[str, Any]]) -> None:
 
 def _hand_back(job: Mapping[str, Any], why: str) -> None:
     """Report an attempt that was not begun; nobody is to blame."""
-    outcome = {"state": attempt.CANCELLED, "attempt": job["attempt"], "message": why}
     node = "" if Here.node is None else Here.node.name
     about = {"attempt": job["attempt"], "node": node}
+    outcome = {**about, "state": attempt.CANCELLED, "message": why}
     Here.news.put({**about, "kind": ENDED, "outcome": outcome})
 
 

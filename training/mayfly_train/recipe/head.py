@@ -75,6 +75,7 @@ class Head:
         self._out: dict[str, tuple[Stage, Task]] = {}
         self._gangs: dict[str, Gang] = {}
         self._broken: dict[str, str] = {}  # the node that each task was broken on the last time
+        self._trouble: dict[str, str] = {}  # of experiments: what keeps tasks from nodes, if any
         self._markers: dict[str, set[int]] = {}
         self._cancelled = self._found = False
         self._dirty = True
@@ -232,7 +233,8 @@ class Head:
         for name, stage in self._stages.items():
             wanted = stage.experiment.hardware
             slots = engine.slots_for(members, wanted)
-            self._set(name, "running", engine.why_no_room(members, wanted))
+            waits = engine.why_no_room(members, wanted) or self._trouble.get(name, "")
+            self._set(name, "running", waits)
             room = self._room(stage, slots) if wanted.nodes == 1 else self._gang_room(stage, slots)
             tasks = self._unfinished(stage, room)
             jobs = [job for task in tasks for job in self._jobs(stage, task)]
@@ -374,6 +376,9 @@ class Head:
             self._accept(stage, task, outcome)
             return
         self._ledger.end(outcome["attempt"], outcome)
+        if attempt.FULL in str(outcome.get("message")):
+            where = node_of(str(outcome.get("node") or "")) or "a node"
+            self._trouble[task.experiment] = f"{where} takes nothing: {attempt.FULL}"
         blameless = state in (attempt.CANCELLED, RETURNED) or not again
         if blameless or (state == attempt.BROKEN and self._was_there(stage, task, outcome)):
             self._ledger.wait_again(task)
@@ -403,6 +408,7 @@ class Head:
 
     def _accept(self, stage: Stage, task: Task, outcome: Mapping[str, Any]) -> None:
         self._ledger.accept(task, outcome)
+        self._trouble.pop(task.experiment, None)
         stage.settle()
         if stage.experiment.search.stop_after:
             self._new_curves.add(task.experiment)
