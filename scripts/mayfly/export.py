@@ -144,13 +144,6 @@ def resume(record: Record, services: Services, phases: Phases, pace: Pace) -> St
 
 def env_file(s3: S3Settings) -> str:
     """The text of a node's s3.env, as role model_export writes it."""
-    values = {
-        "AWS_ACCESS_KEY_ID": s3.access_key_id.reveal(),
-        "AWS_SECRET_ACCESS_KEY": s3.secret_access_key.reveal(),
-        "AWS_SESSION_TOKEN": s3.session_token.reveal() if s3.session_token else "",
-        "AWS_ENDPOINT_URL": s3.endpoint or "",
-        "AWS_DEFAULT_REGION": s3.region,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
+    values = {**s3.plain().environ(), "AWS_EC2_METADATA_DISABLED": "true"}
     quoted = {n: v.replace("\\", "\\\\").replace('"', '\\"') for n, v in values.items() if v}
     return "".join(f'{name}="{value}"\n' for name, value in quoted.items())

@@ -30,6 +30,7 @@ from mayfly_train.recipe.expand import Context, Expansion
 from mayfly_train.recipe.head import Run
 from mayfly_train.recipe.ledger import FAILED, Ledger
 from mayfly_train.recipe.store import DirectoryStore
+from mayfly_train.s3 import S3Settings
 
 ENVIRON = {"MAYFLY_STATE_DIR": "/nonexistent"}
 
@@ -43,6 +44,14 @@ def test_a_cloud_with_a_bucket_of_its_own_needs_none():
     assert node_place.bucket_of(load_cloud("local"), None, ENVIRON) == "s3://mayfly"
     given = node_place.bucket_of(load_cloud("local"), "s3://mine/team/", ENVIRON)
     assert given == "s3://mine/team"
+
+
+def test_whoever_works_on_a_run_of_nodes_here_has_its_keys(tmp_path: Path):
+    environ = {"MAYFLY_STATE_DIR": str(tmp_path)}
+    settings = S3Settings("key", "secret", None, "http://127.0.0.1:1")
+    found = runs.place_at("s3://bucket/recipes/search", "search", settings, environ)
+    assert S3Settings.from_environ(found.environ) == settings
+    assert runs.place_at(str(tmp_path), "search", None, environ).environ == {}
 
 
 def test_nodes_see_no_directory_and_need_a_bucket():

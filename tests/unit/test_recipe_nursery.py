@@ -22,6 +22,7 @@ from mayfly_train.recipe.expand import Task
 from mayfly_train.recipe.here import Machine
 from mayfly_train.recipe.nursery import Child, Nursery
 from mayfly_train.recipe.store import DirectoryStore
+from mayfly_train.s3 import S3Settings
 
 PATIENCE_S = 120.0
 
@@ -84,6 +85,24 @@ def test_without_its_nursery_nothing_is_started(nursery: Nursery, tmp_path: Path
     eventually(lambda: not child.is_alive())
     with pytest.raises(NodeError, match="the engine's worker cannot be started here"):
         nursery.start("worker", [], tmp_path / "log")
+
+
+def test_what_it_starts_has_the_stores_keys_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tls.make(tmp_path / "tls", "test")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another's")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "another's")
+    settings = S3Settings("key", "secret", None, "http://127.0.0.1:1")
+    nursery = Nursery(tmp_path / "nursery.log", settings.environ())
+    try:
+        child = scheduler(nursery, tmp_path)
+        text = Path(f"/proc/{child.pid}/environ").read_text()
+    finally:
+        nursery.close()
+    found = dict(line.partition("=")[::2] for line in text.split("\0"))
+    assert S3Settings.from_environ(found) == settings
+    assert "AWS_SESSION_TOKEN" not in found
 
 
 def test_a_worker_whose_scheduler_is_gone_ends_with_its_task(tmp_path: Path):

@@ -106,6 +106,17 @@ class S3Settings:
             region=environ.get("AWS_DEFAULT_REGION") or "us-east-1",
         )
 
+    def environ(self) -> dict[str, str]:
+        """The variables that `from_environ` reads them from again; empty are those it lacks."""
+        found = {
+            "AWS_ACCESS_KEY_ID": self.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
+            "AWS_SESSION_TOKEN": self.session_token,
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_DEFAULT_REGION": self.region,
+        }
+        return {name: value or "" for name, value in found.items()}
+
     @classmethod
     def from_file(cls, path: Path) -> S3Settings:
         """Settings from a file of NAME="value" lines, as systemd's EnvironmentFile takes them."""

@@ -63,7 +63,8 @@ def execute(run: Run, place: Place, workers: int | None, again: bool = False) ->
         layout = _shape(run.recipe, workers)
         done = {each["name"] for each in ledger.experiments() if each["state"] == "done"}
         require_room([each for each in run.recipe.experiments if each.name not in done], layout)
-        machine = here.Machine(place.state / "machine", place.store.address, **layout)
+        where, address = place.state / "machine", place.store.address
+        machine = here.Machine(where, address, environ=place.environ, **layout)
         return _work(run, ledger, machine)
 
 

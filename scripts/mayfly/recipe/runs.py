@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ class Place:
     name: str
     store: Store
     state: Path
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The store's keys, where they are not this process's own."""
 
 
 def base_address(given: str | None, environ: Mapping[str, str]) -> str:
@@ -61,7 +63,8 @@ def place_at(
     store = open_store(address, settings)
     # Runs of one name in two stores know nothing of each other.
     key = hashlib.sha256(store.address.encode()).hexdigest()[:8]
-    return Place(name, store, find_paths(environ).state.parent / PREFIX / name / key)
+    state = find_paths(environ).state.parent / PREFIX / name / key
+    return Place(name, store, state, settings.environ() if settings else {})
 
 
 def latest(environ: Mapping[str, str] = os.environ) -> str:

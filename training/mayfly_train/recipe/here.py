@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class Machine:
     slots: int = 1
     cpus: int = 1
     devices: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What the engine and its tasks find in their environment besides: the store's keys."""
     scheduler: str = ""
     processes: dict[int, Child] = field(default_factory=dict)
     _nursery: Nursery | None = None
@@ -53,7 +56,7 @@ class Machine:
         self.scratch.mkdir(exist_ok=True)
         process.kill_orphans(self.scratch)
         tls.make(self.tls, self.directory.name)
-        self._nursery = Nursery(self.directory / "nursery.log")
+        self._nursery = Nursery(self.directory / "nursery.log", self.environ)
         self._start_scheduler()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._keeper.start()

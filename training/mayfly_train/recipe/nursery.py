@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from mayfly_train.errors import NodeError
@@ -34,8 +35,11 @@ class Child:
 class Nursery:
     """The nursery from outside: starts it, and asks it for children."""
 
-    def __init__(self, log: Path) -> None:
-        """Raises NodeError when it does not come up."""
+    def __init__(self, log: Path, environ: Mapping[str, str] | None = None) -> None:
+        """Its children's environment is this process's with `environ`, of which those that are
+        empty are unset. Raises NodeError when it does not come up."""
+        given = environ or {}
+        kept = {name: value for name, value in os.environ.items() if name not in given}
         self.log = log
         with log.open("ab") as stream:
             self._process = subprocess.Popen(
@@ -46,6 +50,7 @@ class Nursery:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,
+                env={**kept, **{name: value for name, value in given.items() if value}},
                 start_new_session=True,
             )
         self.pid = self._process.pid
