@@ -140,12 +140,17 @@ def deploy_command(
         _write_only(offers, options, as_json)
         return
     wanted = replace(offers.job, keep=keep)
-    _confirm(offers, yes, as_json)
+    asks = wanted.profile.needs_confirmation and not yes
+    if asks:
+        _confirm(offers, as_json)
     signal.signal(signal.SIGTERM, _interrupt)
     with make_display(plain=as_json) as display:
         asked = None if yes or as_json or not sys.stdin.isatty() else _ask
         tools = replace(_tools(display), ask=asked, price_now=_price_now(options))
         _say_what_is_left(tools.ledger, display)
+        if not asks:  # else the table with the question had them
+            for notice in offers.all_notices:
+                display.say(notice)
         if wanted.profile.needs_confirmation:
             display.say(views.price_line(offers.first.plan))
         outcome = deploy(wanted, tools)
@@ -519,11 +524,9 @@ def _layers(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
     return (Path(given["job"]) if given["job"] else None), {**assigned, **flags}
 
 
-def _confirm(offers: Offers, yes: bool, as_json: bool) -> None:
-    """Show the plan and ask, unless the nodes cost nothing or the answer was given before."""
+def _confirm(offers: Offers, as_json: bool) -> None:
+    """Show the plan and ask. Raises UserError where nobody can, KeyboardInterrupt for a no."""
     plan = offers.first.plan
-    if yes or not plan.profile.needs_confirmation:
-        return
     if as_json or not sys.stdin.isatty():
         raise UserError(f"nodes on {plan.profile.title} cost money", "say so with --yes")
     document = views.offers_document(offers, {}, dry_run=False)

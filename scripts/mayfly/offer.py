@@ -68,6 +68,11 @@ class Offers:
         return self.offers[0]
 
     @property
+    def all_notices(self) -> tuple[str, ...]:
+        """What there is to say of the one that is tried first, and of them all."""
+        return (*self.first.plan.notices, *self.notices, *self.left_out)
+
+    @property
     def job(self) -> Job:
         """The first one's job, which knows the others."""
         return replace(self.first.job, others=tuple(offer.job for offer in self.offers[1:]))

@@ -130,7 +130,7 @@ def plan_document(plan: Plan, made: Mapping[str, Any], *, dry_run: bool) -> dict
 def offers_document(offers: Offers, made: Mapping[str, Any], *, dry_run: bool) -> dict[str, Any]:
     """Return what `plan` says of a job: the first offer's plan, and all `offers` in their order."""
     document = plan_document(offers.first.plan, made, dry_run=dry_run)
-    document["notices"] += [*offers.notices, *offers.left_out]
+    document["notices"] = list(offers.all_notices)
     document["order"] = offers.order
     document["offers"] = [_offer(offer.plan) for offer in offers.offers]
     return document

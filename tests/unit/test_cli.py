@@ -399,6 +399,7 @@ def test_whoever_has_said_yes_before_is_not_asked(paid):
     code, _, err, deployed = paid("", "--yes")
     assert (code, len(deployed)) == (0, 1)
     assert "Make 3 nodes" not in err
+    assert "is put into s3://b-1/datasets/fashion-mnist/ by deploy" in err, "what the plan says"
 
 
 def test_a_failed_deploy_names_the_report(mayfly, monkeypatch):
