@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import threading
 import time
 from dataclasses import replace
@@ -433,6 +434,20 @@ def test_stop_ends_the_whole_group_even_when_it_ignores_sigterm(tmp_path, board)
     assert heartbeat(board, "worker-0")["state"] == "stopped"
     group = [int(pid) for pid in pids.read_text().split()]
     wait_until(lambda: not any(alive(pid) for pid in group))
+
+
+def test_what_a_shell_has_started_saves_though_the_shell_ends_at_once(tmp_path, board):
+    saved, up = tmp_path / "saved", tmp_path / "up"
+    script = f"trap 'sleep 1; touch {saved}; exit' TERM; touch {up}; while true; do sleep 0.1; done"
+    program = f"import os; os.execvp('sh', ['sh', '-c', {f'sh -c {shlex.quote(script)}; true'!r}])"
+    subject = supervisor(tmp_path, board, "chief-0", program)
+    thread, codes = in_background(subject)
+    wait_until(up.exists)
+    board.write("STOP", b"{}")
+    thread.join(30)
+    assert codes == [OK]
+    assert saved.exists()
+    assert "STOPPED" in board.names()
 
 
 def test_children_of_a_program_that_has_ended_are_killed(tmp_path, board):

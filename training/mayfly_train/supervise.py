@@ -38,6 +38,7 @@ from mayfly_train.lifecycle import ENDED, parse_state
 from mayfly_train.markers import DONE, FAILED, STOP, STOPPED, Board
 from mayfly_train.probe import Pulse
 from mayfly_train.progress import Progress, after_line
+from mayfly_train.recipe.process import end_group
 from mayfly_train.topology import Task
 
 HEARTBEAT_S = 3.0
@@ -440,20 +441,15 @@ class Child:
         return lines
 
     def end(self, kill_after: float) -> int:
-        """Ask the whole group to end, kill what is left after a while; the exit code."""
-        self._signal_group(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=kill_after)
-        self.kill_group()
+        """Ask the whole group to end, kill what is left after a while; the exit code. A shell ends
+        at once; what it has started may have to save yet."""
+        end_group(self._process.pid, self._process, kill_after)
         return self._process.wait()
 
     def kill_group(self) -> None:
         """Kill whatever is left of the group, the program's own children too."""
-        self._signal_group(signal.SIGKILL)
-
-    def _signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _tee(self, log: Path) -> None:
         pipe: IO[bytes] | None = self._process.stdout

@@ -134,12 +134,14 @@ def _ends(process: subprocess.Popen[bytes]) -> Any:
         os.close(descriptor)
 
 
-def end_group(group: int, leader: subprocess.Popen[bytes] | None = None) -> None:
-    """TERM to a process group, and KILL to what is left of it after GRACE_S; returns when it is
+def end_group(
+    group: int, leader: subprocess.Popen[bytes] | None = None, grace_s: float = GRACE_S
+) -> None:
+    """TERM to a process group, and KILL to what is left of it after a while; returns when it is
     gone. The leader, which is our child, is reaped here when it is given."""
     if not _signal(group, signal.SIGTERM):
         return
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline:
         if leader is not None:
             leader.poll()
