@@ -468,15 +468,20 @@ def local_up(as_json: Json = False, debug: Debug = False) -> None:
 @local_app.command("down", epilog=_example("mayfly local down"))
 def local_down(as_json: Json = False, debug: Debug = False) -> None:
     """Stop and remove all of it, and say what was removed; no run may be at work on it."""
-    ledger = _ledger()
-    alive = [each.run for each in ledger.runs() if each.cloud == LOCAL and not each.destroyed]
+    ledgers = [_ledger()] if _ledger_file().exists() else []  # without one, none is made
+    alive = [
+        (ledger, each.run)
+        for ledger in ledgers
+        for each in ledger.runs()
+        if each.cloud == LOCAL and not each.destroyed
+    ]
     with ExitStack() as stack:
         display = stack.enter_context(make_display(plain=as_json))
-        for run in alive:
+        for ledger, run in alive:
             _keep_others_off(stack, ledger, run, "mayfly local down", display.say)
         report = stack.enter_context(Phases(display).phase("local down"))
         removed = platform.down(lambda text: report(text, None))
-        for run in alive:  # with the platform, the nodes of all runs on it are gone
+        for ledger, run in alive:  # with the platform, the nodes of all runs on it are gone
             ledger.set_state(run, "destroyed")
     text = "\n".join(f"removed {item}" for item in removed) or "nothing was there"
     emit({"removed": removed}, text, as_json=as_json)
@@ -547,7 +552,11 @@ def _tools(display: Display) -> Tools:
 
 
 def _ledger() -> Ledger:
-    return Ledger(find_paths().state.parent / "ledger.sqlite")
+    return Ledger(_ledger_file())
+
+
+def _ledger_file() -> Path:
+    return find_paths().state.parent / "ledger.sqlite"
 
 
 def _services(record: Record) -> Services:
