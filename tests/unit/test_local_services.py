@@ -211,7 +211,7 @@ def test_a_taken_port_is_told_before_anything_is_made(tmp_path: Path, variable: 
             "MAYFLY_S3_PORT": str(other),
             variable: str(server.getsockname()[1]),
         }
-        with pytest.raises(UserError, match=rf"is taken: held by .* set {variable}"):
+        with pytest.raises(UserError, match=rf"held by .*, in {Path.cwd()}\).* set {variable}"):
             platform.up(print, environ=environ)
     assert not state.exists()
 

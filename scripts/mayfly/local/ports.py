@@ -46,15 +46,23 @@ def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
 
 
 def holder(port: int, proc: Path = Path("/proc")) -> str | None:
-    """`name (pid N)` of the process that listens on `port`, or None when it cannot be seen."""
+    """`held by name (pid N, in its directory)` of the process that listens on `port`, or None when
+    it cannot be seen. The directory tells another checkout's services from others."""
     wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port, proc)}
     if not wanted:
         return None
     for process in proc.iterdir():
         if process.name.isdecimal() and _holds(process, wanted):
             name = (process / "comm").read_text().strip()
-            return f"held by {name} (pid {process.name})"
+            return f"held by {name} (pid {process.name}{_place(process)})"
     return "held by a process of another user"
+
+
+def _place(process: Path) -> str:
+    try:
+        return f", in {(process / 'cwd').readlink()}"
+    except OSError:
+        return ""
 
 
 def _listening_inodes(port: int, proc: Path) -> set[str]:
