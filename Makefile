@@ -81,7 +81,7 @@ test-e2e: setup-dev ## The main job from S3 to S3, and its essential failures
 # The node image is made while whatever needs no nodes runs: the one waits for downloads, the others for IM and for faults.
 test: setup-dev ## Everything that guards main (about an hour on 2 cores)
 	@mkdir -p build; $(TESTENV) $(BIN)/mayfly local up >build/test-local-up.log 2>&1 & \
-	up=$$!; $(MAKE) --no-print-directory lint test-unit && $(MAKE) --no-print-directory -j2 -Otarget test-ec2 test-network; rc=$$?; \
+	up=$$!; $(MAKE) --no-print-directory -j2 lint test-unit && $(MAKE) --no-print-directory -j2 -Otarget test-ec2 test-network; rc=$$?; \
 	wait $$up || { cat build/test-local-up.log; rc=1; }; \
 	if [ $$rc = 0 ]; then $(MAKE) --no-print-directory test-molecule test-e2e; rc=$$?; fi; \
 	$(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
