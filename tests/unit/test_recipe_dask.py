@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -67,6 +69,13 @@ def work(lab: Lab, engine: DaskEngine, experiment: Experiment) -> tuple[str, Led
     """Each test's experiment has a name of its own, and so a run in the common store."""
     ledger = Ledger(lab.path / f"{experiment.name}.sqlite")
     return Head(lab.run(experiment), ledger, engine).work(), ledger
+
+
+def running(lab: Lab, name: str) -> int:
+    """How many attempts a run's head knows to have begun."""
+    with closing(sqlite3.connect(lab.path / f"{name}.sqlite")) as db:
+        query = "SELECT COUNT(*) FROM attempts WHERE state = 'running'"
+        return int(db.execute(query).fetchone()[0])
 
 
 def test_members_say_what_they_have(engine: DaskEngine):
@@ -134,6 +143,7 @@ def test_a_task_on_two_nodes_starts_again_when_one_is_killed(
     def kill() -> None:
         began = tmp_path / "began"
         eventually(lambda: began.exists() and len(began.read_text().split()) == 2)
+        eventually(lambda: running(lab, "gang") == 2)  # else the attempt counts as not begun
         (tmp_path / "killed").touch()
         os.kill(machine.processes[0].pid, signal.SIGKILL)
 
