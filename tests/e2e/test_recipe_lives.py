@@ -1,11 +1,13 @@
-"""Lives of recipes on nodes: the built-in ones to their end, one whose command is killed, and one
-that loses an idle node, is ended by Ctrl-C, and goes on elsewhere.
+"""Lives of recipes on nodes: the built-in ones to their end, one whose command is killed, one
+whose S3 server is away, and one that loses an idle node, is ended by Ctrl-C, and goes on elsewhere.
 
 Slow: each makes and configures three nodes.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import signal
 import subprocess
@@ -17,6 +19,8 @@ from typing import Any
 
 import pytest
 from machine import mayfly, networks, nodes, start
+
+import testenv
 
 pytestmark = pytest.mark.slow
 TAG = secrets.token_hex(3)  # the bucket outlives the tests
@@ -33,6 +37,13 @@ experiments:
   last:
     needs: [one]
     command: python3 -c 'print(1)'
+"""
+AWAY_S = 150.0  # a connection that hangs is given up, and made anew, several times
+STEADY = f"""
+experiments:
+  steady:
+    command: python3 -c 'import sys, time; time.sleep(20); print(sys.argv[1])' {{{{number}}}}
+    parameters: {{number: {{range: 1-{MANY}}}}}
 """
 
 
@@ -83,6 +94,27 @@ def test_a_run_whose_command_was_killed_goes_on(platform):
     assert nodes(platform), "they wait for their dead-man timer, or for destroy"
     assert mayfly("destroy", run, "--json").document["leftovers"] == 0
     assert nodes(platform) == [] and networks(platform) == []
+
+
+def test_a_server_that_is_away_ends_nothing(platform, tmp_path):
+    """It answers nobody for longer than a task takes: what has ended waits for it, and so does who
+    follows. Nothing runs twice."""
+    name = f"away-{TAG}"
+    file = tmp_path / "recipe.yml"
+    file.write_text(f"name: {name}\n{STEADY}")
+    server = json.loads((testenv.STATE / "local/s3/weed.pid").read_text())["pid"]
+    with following("recipe", "run", str(file), *ON_NODES) as command:
+        command.until(lambda: tasks_of(name, "steady").get("done", 0) > 1, 900)
+        os.kill(server, signal.SIGSTOP)
+        try:
+            time.sleep(AWAY_S)
+            assert command.process.poll() is None, command.said[-3000:]
+        finally:
+            os.kill(server, signal.SIGCONT)
+        assert command.process.wait(600) == 0, command.said[-3000:]
+    assert nodes(platform) == [] and networks(platform) == []
+    (tasks,) = results(name).values()
+    assert [(task["state"], task["attempts"]) for task in tasks] == [("done", 1)] * MANY
 
 
 def test_idle_nodes_go_and_ctrl_c_leaves_a_run_that_goes_on(platform, tmp_path):
@@ -144,5 +176,5 @@ def state(name: str) -> str:
 
 
 def tasks_of(name: str, experiment: str) -> dict[str, int]:
-    found = mayfly("recipe", "status", name, "--json").document["experiments"]
-    return next(each["states"] for each in found if each["name"] == experiment)
+    found = mayfly("recipe", "status", name, "--json").document.get("experiments", [])
+    return next((each["states"] for each in found if each["name"] == experiment), {})
