@@ -7,7 +7,7 @@ import random
 from tests.bench import faults_recipes
 
 TASKS = 160  # of a second, for four workers: the last fault comes half a minute after the first
-DOWN_S = 60.0  # twice what giving a silent node up may take: a machine with much else to do is slow
+DOWN_S = 60.0  # longer than giving a silent node up may take: the link's return tells nothing
 
 
 def test_three_faults_lose_nothing_and_run_nothing_again():
@@ -18,9 +18,9 @@ def test_three_faults_lose_nothing_and_run_nothing_again():
     assert (found["accepted"], found["lost"], found["reruns_of_finished"]) == (TASKS, 0, 0), found
 
 
-def test_a_silent_node_is_given_up_while_its_link_is_down():
+def test_a_silent_node_is_given_up_within_half_a_minute():
     """No packet comes or goes, and no connection is closed: only its silence tells."""
     found = faults_recipes.measure(["link"], random.Random(7), tasks=5, task_s=40, hold_s=DOWN_S)
     assert (found["accepted"], found["lost"]) == (5, 0), found
     (after_s,) = found["silent_given_up_s"]
-    assert after_s < DOWN_S, found
+    assert after_s < 30, found

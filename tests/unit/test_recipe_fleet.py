@@ -14,12 +14,13 @@ from mayfly.im import Node, State
 from mayfly.ledger import Ledger
 from mayfly.recipe.elastic import Actions
 from mayfly.recipe.fleet import EVERY_S, Fleet
-from mayfly.recipe.on_nodes import PATIENCE_S, Follower, describe, say_goodbye
+from mayfly.recipe.on_nodes import Follower, describe, say_goodbye
 from mayfly.watch import Broken, Pace
-from mayfly_train.errors import NodeError
 from mayfly_train.recipe import lock, names
-from mayfly_train.recipe.store import DirectoryStore, to_bytes
+from mayfly_train.recipe.patience import PATIENCE_S
+from mayfly_train.recipe.store import DirectoryStore, Store, to_bytes
 from unit.deploy_fakes import FakeClock
+from unit.recipe_fakes import FakeAwayStore
 
 
 @dataclass
@@ -175,23 +176,14 @@ def test_idle_nodes_go_when_little_is_left(ledger: Ledger):
 
 # --- the follower ---
 
-
-class FakeStore(DirectoryStore):
-    """A directory that does not answer while it is away."""
-
-    away = False
-
-    def read(self, name: str) -> bytes | None:
-        if self.away:
-            raise NodeError("the store does not answer")
-        return super().read(name)
+FOR_EVER = 1_000_000  # calls
 
 
 @dataclass
 class Scene:
     """A store, a fleet of one node and a clock on which things happen."""
 
-    store: FakeStore
+    store: FakeAwayStore
     follower: Follower
     clock: FakeClock
     happens: dict[float, Any] = field(default_factory=dict)
@@ -203,7 +195,7 @@ class Scene:
 
 
 def scene(tmp_path: Path, ledger: Ledger, im: FakeIM | None = None, limit_s: float = 1e6) -> Scene:
-    store, clock = FakeStore(tmp_path / "store"), FakeClock()
+    store, clock = FakeAwayStore(DirectoryStore(tmp_path / "store"), "read"), FakeClock()
     im = im or FakeIM({"0": "configured", "1": "configured"})
     made = Scene(store, None, clock)  # type: ignore[arg-type]
     pace = Pace(2.0, 300.0, clock=clock, sleep=made.sleep)
@@ -211,11 +203,11 @@ def scene(tmp_path: Path, ledger: Ledger, im: FakeIM | None = None, limit_s: flo
     return made
 
 
-def ended(store: DirectoryStore, outcome: str, message: str = "") -> None:
+def ended(store: Store, outcome: str, message: str = "") -> None:
     store.write(names.ENDED, to_bytes({"outcome": outcome, "message": message, "time": 1}))
 
 
-def alive(store: DirectoryStore, time: float) -> None:
+def alive(store: Store, time: float) -> None:
     store.write(names.PROGRESS, to_bytes({**progress(worker_1=1), "time": time}))
 
 
@@ -254,7 +246,7 @@ def test_the_longest_time_ends_a_run(tmp_path: Path, ledger: Ledger):
 
 def test_a_store_that_is_away_is_waited_for_as_long_as_the_head_waits(tmp_path, ledger):
     on = scene(tmp_path, ledger)
-    on.store.away = True
+    on.store.failures = FOR_EVER
     with pytest.raises(Broken, match="store has not answered for 10 minutes"):
         on.follower.follow(report)
     assert PATIENCE_S <= on.clock() < PATIENCE_S + 10
@@ -263,8 +255,8 @@ def test_a_store_that_is_away_is_waited_for_as_long_as_the_head_waits(tmp_path, 
 def test_a_head_has_time_to_speak_again_after_the_store_was_away(tmp_path, ledger):
     on = scene(tmp_path, ledger)
     alive(on.store, 1)
-    on.happens[10] = lambda: setattr(on.store, "away", True)
-    on.happens[580] = lambda: setattr(on.store, "away", False)
+    on.happens[10] = lambda: setattr(on.store, "failures", FOR_EVER)
+    on.happens[580] = lambda: setattr(on.store, "failures", 0)
     on.happens[800] = lambda: alive(on.store, 2)
     on.happens[1000] = lambda: ended(on.store, "succeeded")
     assert on.follower.follow(report).raw["outcome"] == "succeeded"
