@@ -308,7 +308,7 @@ def test_a_port_in_use_names_its_holder(lab):
         reports = lab.run()
     (line,) = faults(reports["w2"])
     assert line.startswith(f"w2 (127.0.0.3) port {lab.port}: in use by ")
-    assert f"(pid {os.getpid()})" in line
+    assert f"(pid {os.getpid()}, in " in line
     assert lab.marker()["node"] == "w2"
     assert "the run has failed" in reports["w1"].lines()[0]
 
@@ -583,11 +583,26 @@ def test_an_address_that_is_unknown():
 def test_the_holder_of_a_port_is_found(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as mine:
         port = mine.getsockname()[1]
-        assert sockets.holder_of(port).endswith(f"(pid {os.getpid()})")
+        assert f"(pid {os.getpid()}, in {Path.cwd()})" in sockets.holder_of(port)
         assert port in sockets.listening("127.0.0.1")
         assert port not in sockets.listening("127.0.0.2")
     assert sockets.holder_of(port) is None
     assert sockets.holder_of(port, tmp_path) is None
+
+
+def test_of_a_process_and_its_child_the_first_started_holds_a_port(tmp_path):
+    """Numbers of processes wrap: a child between fork and exec may have the lower one."""
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/tcp").write_text("head\n 0: 0100007F:2688 00000000:0000 0A 0:0 0:0 0 0 0 11\n")
+    for pid, started in ((5, 700), (90, 300)):
+        process = tmp_path / str(pid)
+        (process / "fd").mkdir(parents=True)
+        (process / "fd/1").write_text("no link: it was closed while the others were read")
+        (process / "fd/3").symlink_to("socket:[11]")
+        (process / "stat").write_text(f"{pid} (a) b) S {'0 ' * 18}{started} 0\n")
+        (process / "comm").write_text("server\n")
+        (process / "cwd").symlink_to("/srv")
+    assert sockets.holder_of(0x2688, tmp_path) == "server (pid 90, in /srv)"
 
 
 def test_ports_are_seen_at_all_addresses_and_in_ipv6(tmp_path):

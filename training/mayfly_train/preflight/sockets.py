@@ -5,6 +5,7 @@ Format: https://www.kernel.org/doc/Documentation/networking/proc_net_tcp.txt
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,17 +23,17 @@ def listening(address: str, proc: Path = PROC) -> set[int]:
 
 
 def holder_of(port: int, proc: Path = PROC) -> str | None:
-    """The process that listens at a port, as `name (pid 12)`; None when it cannot be seen."""
+    """The process that listens at a port, as `name (pid 12, in its directory)`; None when it
+    cannot be seen. Of several, the first started: a child has its parent's sockets until it execs.
+    """
     links = {f"socket:[{inode}]" for _, number, inode in _listeners(proc) if number == port}
-    if not links:
-        return None
-    for process in proc.glob("[0-9]*"):
-        if _has_open(process, links):
-            try:
-                name = (process / "comm").read_text(encoding="utf-8").strip()
-            except OSError:
-                name = "a process"
-            return f"{name} (pid {process.name})"
+    holders = [process for process in proc.glob("[0-9]*") if links & set(_open_files(process))]
+    for process in sorted(holders, key=_started):
+        try:
+            name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
+            return f"{name} (pid {process.name}, in {(process / 'cwd').readlink()})"
+        except OSError:  # it has ended meanwhile
+            continue
     return None
 
 
@@ -49,8 +50,20 @@ def _listeners(proc: Path) -> Iterator[tuple[str, int, str]]:
                 yield place, int(port, 16), fields[9]
 
 
-def _has_open(process: Path, links: set[str]) -> bool:
+def _open_files(process: Path) -> Iterator[str]:
+    """What a process has open; nothing of one that has ended, or is not ours to look at."""
     try:
-        return any(str(file.readlink()) in links for file in (process / "fd").iterdir())
-    except OSError:  # it has ended, or is not ours to look at
-        return False
+        files = list((process / "fd").iterdir())
+    except OSError:
+        return
+    for file in files:
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            yield str(file.readlink())
+
+
+def _started(process: Path) -> int:
+    """When it was started, in clock ticks since boot (proc_pid_stat(5), field 22)."""
+    try:
+        return int((process / "stat").read_bytes().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
