@@ -62,8 +62,9 @@ lint: setup-dev ## ruff, mypy, yamllint, ansible-lint
 	$(BIN)/yamllint -s .
 	PATH="$(CURDIR)/$(BIN):$$PATH" ANSIBLE_HOME="$(CURDIR)/.ansible" $(BIN)/ansible-lint --offline
 
-test-unit: setup-dev ## Unit, golden and contract tests: seconds, no service
-	$(BIN)/pytest -q tests/unit tests/golden tests/contract
+# Three at a time also on two cores: much of a test is waiting for the processes that it started.
+test-unit: setup-dev ## Unit, golden and contract tests: minutes, no service
+	$(BIN)/pytest -q -n 3 --dist loadfile tests/unit tests/golden tests/contract
 
 test-molecule: setup-dev ## Each role's default scenario on the node image
 	$(TESTENV) $(BIN)/python tests/molecule/run.py
