@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import boto3
 import pytest
 from moto import mock_aws
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
 from tests.unit.cloud_fakes import FakeEC2
 
 from mayfly import images
@@ -87,6 +89,8 @@ def test_a_dry_run_marks_what_it_cannot_know():
 def test_against_motos_ec2():
     """Amazon's API as moto answers it; owner and name are of one of moto's own images."""
     with mock_aws():
+        # moto keeps the region of an earlier test, which may have been told to have no images.
+        ec2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"].reset()
         finder = Aws(
             lambda service, region: boto3.client(service, region_name=region, **KEYS), "us-east-1"
         )
