@@ -140,7 +140,7 @@ def test_a_search_goes_on_without_its_failed_trials(lab: Lab):
     after = Experiment("after", ("test -d {{train.best.output}}",), needs=("train",))
     outcome, ledger = lab.work(lab.run(train, after))
     assert outcome == "succeeded"
-    assert ledger.experiments()[0]["message"] == "1 of 3 tasks failed"
+    assert ledger.experiments()[0]["message"] == "1 of 3 tasks failed, train/000001: exit code 1"
 
 
 def test_an_objective_that_nobody_reports(lab: Lab):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from mayfly.cli import app
@@ -23,6 +25,7 @@ from mayfly.errors import UserError
 from mayfly.recipe import look, node_commands, runs
 from mayfly.recipe.execute import execute
 from mayfly.recipe.load import load
+from mayfly.recipe.views import results_view
 from mayfly_train.errors import BadInput
 from mayfly_train.recipe import book, identity, lock, names
 from mayfly_train.recipe.engine import InProcessEngine
@@ -144,6 +147,20 @@ def test_results_as_a_table(folder: Path):
     header, first, *_ = look.as_csv(look.results(run, place, ledger, None)).splitlines()
     row = dict(zip(header.split(","), first.split(","), strict=True))
     assert (row["x"], row["result.acc"], row["result.note"]) == ("3", "3", "a")
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"), [("echo no such file >&2\nexit 3\n", True), ("", False)]
+)
+def test_results_say_why_tasks_failed(folder: Path, lines: str, told: bool):
+    (folder / "train.sh").write_text(lines)
+    run, place, ledger = worked(folder)
+    shown = Console(width=200, record=True, file=io.StringIO())
+    shown.print(results_view(look.results(run, place, ledger, None), 10))
+    text = shown.export_text()
+    assert ("WHY" in text, "exit code 3: no such file" in text) == (told, told)
+    message = ledger.experiments()[0]["message"]
+    assert (message == "3 of 3 tasks failed, train/000000: exit code 3: no such file") is told
 
 
 def test_status_says_how_it_ended(folder: Path):

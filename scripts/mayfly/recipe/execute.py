@@ -105,7 +105,7 @@ def _module(name: str) -> Any:
 def _missing(package: str | None) -> UserError:
     return UserError(
         f"recipes need the Python package {package}",
-        "install it with: pip install 'mayfly-training[recipe]'",
+        f"install it with: {sys.executable} -m pip install 'mayfly-training[recipe]'",
     )
 
 

@@ -68,13 +68,16 @@ def results_view(document: Mapping[str, Any], most: int) -> RenderableType:
         about = f"{each['direction']} {each['objective']}, " if each["objective"] else ""
         title = f"{each['name']}: {about}{each['node_seconds']:.1f} node seconds"
         table = Table(title=escape(title), title_justify="left")
-        for column in ("TASK", "STATE", each["objective"] or "VALUE", "PARAMETERS", "SECONDS"):
+        columns = ["TASK", "STATE", each["objective"] or "VALUE", "PARAMETERS", "SECONDS"]
+        why = any(task["message"] for task in each["tasks"][:most])
+        for column in [*columns, "WHY"] if why else columns:
             table.add_column(escape(column))
         for task in each["tasks"][:most]:
             value = "" if task["value"] is None else f"{task['value']:g}"
             chosen = " ".join(f"{name}={value}" for name, value in task["parameters"].items())
             seconds = "" if task["seconds"] is None else f"{task['seconds']:.1f}"
-            table.add_row(*map(escape, (task["task"], task["state"], value, chosen, seconds)))
+            row = [task["task"], task["state"], value, chosen, seconds]
+            table.add_row(*map(escape, [*row, task["message"] or ""] if why else row))
         parts.append(table)
         if (more := len(each["tasks"]) - most) > 0:
             parts.append(f"and {more} more: --all, --csv or --json shows them")

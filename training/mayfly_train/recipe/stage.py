@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from mayfly_train.errors import BadInput
 from mayfly_train.recipe.document import MAXIMIZE, TPE, Experiment
 from mayfly_train.recipe.expand import Expansion, Task
-from mayfly_train.recipe.ledger import FINISHED, RUNNING, WAITING, Ledger
+from mayfly_train.recipe.ledger import FAILED, FINISHED, RUNNING, WAITING, Ledger
 from mayfly_train.recipe.space import Value
 
 SETTLED = ("done", "failed", "skipped")
@@ -118,13 +118,18 @@ class Stage:
         """Whether an experiment that is over is done or failed, and why."""
         name, search = self.experiment.name, self.experiment.search
         states = self._ledger.states(name)
-        failed, finished = states.get("failed", 0), sum(states.get(s, 0) for s in FINISHED)
-        message = f"{failed} of {self.count} tasks failed" if failed else ""
+        failed, finished = states.get(FAILED, 0), sum(states.get(s, 0) for s in FINISHED)
+        message = f"{failed} of {self.count} tasks failed{self._first_cause()}" if failed else ""
         if not search.objective or not finished:
             return ("failed" if failed else "done"), message
         if self._ledger.best(name, search.direction == MAXIMIZE) is None:
             return "failed", f"no task reported {search.objective!r} as a number"
         return "done", message
+
+    def _first_cause(self) -> str:
+        """Why the first of the failed tasks did: most often all have the same reason."""
+        row = next(self._ledger.rows(self.experiment.name, (FAILED,)))
+        return f", {row.task.id}: {row.message}" if row.message else ""
 
 
 def _sampler(experiment: Experiment) -> Sampler | None:
