@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from dataclasses import replace
 
 import pytest
 from tests.unit.data_fakes import FakeHdfs, make_bucket
@@ -100,6 +101,15 @@ def test_the_model_arrives_and_its_manifest_says_so(settings, hdfs):
     assert verify_s3(settings.client, URI) == made
     copied = sum(len(d) for n, d in EXPECTED.items() if n != "checkpoints/checkpoint")
     assert seen[-1] == (copied, copied)
+
+
+def test_a_file_that_is_longer_than_it_was_listed_is_whole_and_no_more_than_all(settings, hdfs):
+    """Its writer was killed and has never closed it: event files end so."""
+    real, seen = hdfs.walk, []
+    hdfs.walk = lambda path: [replace(info, size=min(info.size, 5)) for info in real(path)]
+    export_run(settings, hdfs, lambda done, total: seen.append((done, total)))
+    assert {**objects(settings), "manifest.json": b""} == {**EXPECTED, "manifest.json": b""}
+    assert all(done <= total for done, total in seen) and seen[-1][0] == seen[-1][1]
 
 
 def test_the_manifest_is_written_last(settings, hdfs, monkeypatch):

@@ -108,6 +108,24 @@ def test_the_chiefs_success_is_marked_and_told(tmp_path, board):
     assert (tmp_path / "log/chief-0.log").read_text() == log
 
 
+def test_all_that_the_chief_has_to_tell_is_there_before_its_success_is(tmp_path, board):
+    """The coordinator exports as soon as it sees the marker, with the figures that it finds."""
+    found: dict[str, object] = {}
+
+    class Watched(FakeBoard):
+        def write(self, name: str, data: bytes) -> None:
+            if name == "DONE":
+                found.update(heartbeat(self, "chief-0"), log=self.read("chief-0.log"))
+            super().write(name, data)
+
+    told = "progress: evaluated_step=300 accuracy=0.8486"
+    program = f"print('progress: step=300 loss=0.4')\nprint({told!r})"
+    assert supervisor(tmp_path, Watched(tmp_path / "board"), "chief-0", program).run() == OK
+    assert (found["state"], found["exit_code"]) == ("succeeded", 0)
+    assert (found["progress"]["accuracy"], found["progress"]["step"]) == (0.8486, 300)
+    assert told.encode() in found["log"]
+
+
 def test_a_log_has_all_attempts_of_its_run_and_nothing_of_another(tmp_path, board):
     (tmp_path / "log").mkdir()
     (tmp_path / "log/worker-0.log").write_text("an earlier run\n")

@@ -162,6 +162,7 @@ class _Exporter:
     def _count(self, size: int) -> None:
         with self._lock:
             self._done += size
+            self._total = max(self._total, self._done)  # a file may be longer than it was listed
             if self._on_progress:
                 self._on_progress(self._done, self._total)
 

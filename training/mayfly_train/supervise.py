@@ -225,6 +225,7 @@ class Supervisor:
         """
         code = child.end(self.settings.save)
         self._read_lines(child)
+        self._leave_log()
         self._finish("stopped", OK, code)  # before the marker, which says that the step is known
         self._must_write(STOPPED, asdict(self.progress))
         return OK
@@ -250,9 +251,7 @@ class Supervisor:
             # Those who make steps together stop together, while the chief still saves.
             return self._finish("stopped", OK, code)
         if code == 0:
-            if self.task.kind == CHIEF:
-                self._must_write(DONE, {"time": markers.utc_now(), **asdict(self.progress)})
-            return self._finish("succeeded", OK, code)
+            return self._trained() if self.task.kind == CHIEF else self._finish("succeeded", OK, 0)
         if self._stop.is_set() or FAILED in over or STOPPED in over:
             return self._finish("stopped", OK, code)
         if DONE in over and self.task.kind != EVALUATOR:
@@ -260,6 +259,15 @@ class Supervisor:
             return self._finish("succeeded", OK, code)
         self._say(f"{self.task} ended with exit code {code} (attempt {self.attempt})")
         return self._child_failed(code)
+
+    def _trained(self) -> int:
+        """Tell the chief's success. Its log and its last figures stand on the board before the
+        marker: the coordinator exports, and writes the manifest, as soon as it sees that."""
+        markers.wait_for(self.board, self.settings.board_wait)
+        self._leave_log()
+        self._finish("succeeded", OK, 0)
+        self._must_write(DONE, {"time": markers.utc_now(), **asdict(self.progress)})
+        return OK
 
     def _child_failed(self, code: int) -> int:
         """Decide whether the task is worth another start."""
