@@ -31,7 +31,8 @@ start=$SECONDS
 say "making the Python environment in .venv${extra:+ (with tools for $extra)}; this takes about a minute"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 log=.venv/setup.log
-if ! .venv/bin/pip install -q --disable-pip-version-check -e training -e ".${extra:+[$extra]}" >"$log" 2>&1; then
+# Bytecode is made of what is used, when it is first: of all, it would take longer than the rest.
+if ! .venv/bin/pip install -q --no-compile --disable-pip-version-check -e training -e ".${extra:+[$extra]}" >"$log" 2>&1; then
   tail -n 15 "$log" >&2
   say "pip could not install the requirements (whole log: $log)"; exit 1
 fi
