@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mayfly.errors import UserError
+from mayfly.local import ports
 from mayfly.local.ports import free_ports, port_setting, require_free
 
 
@@ -28,6 +29,17 @@ def test_a_taken_port_names_its_holder_and_the_variable(listener: int) -> None:
     assert f"(pid {os.getpid()}, in {Path.cwd()})" in text
     assert "set MAYFLY_IM_PORT" in text
     assert error.value.exit_code == 2
+
+
+def test_a_holder_that_cannot_be_seen_is_said(listener: int, monkeypatch) -> None:
+    monkeypatch.setattr(ports, "holder_of", lambda _: None)
+    with pytest.raises(UserError, match="is taken: held by a process that cannot be seen — stop"):
+        require_free("127.0.0.1", listener, "MAYFLY_IM_PORT")
+
+
+def test_an_address_of_another_machine_is_no_taken_port(listener: int) -> None:
+    with pytest.raises(UserError, match="cannot be listened at: Cannot assign requested address"):
+        require_free("192.0.2.1", listener, "MAYFLY_IM_PORT")
 
 
 def test_a_free_port_is_accepted() -> None:

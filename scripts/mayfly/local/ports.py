@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Mapping
 
@@ -18,18 +19,19 @@ def port_setting(environ: Mapping[str, str], variable: str, default: int) -> int
 
 
 def require_free(address: str, port: int, variable: str) -> None:
-    """Return when `port` can be listened on; raises UserError that names its holder otherwise."""
+    """Return when `port` can be listened on; raises UserError, which names its holder."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
         except OSError as error:
-            holder = holder_of(port)
-            why = f"held by {holder}" if holder else error.strerror
-            raise UserError(
-                f"port {port} on {address} is taken: {why}",
-                f"stop it, or set {variable} to a free port",
-            ) from None
+            where = f"port {port} on {address}"
+            if error.errno != errno.EADDRINUSE:
+                why = f"{where} cannot be listened at: {error.strerror}"
+                raise UserError(why, f"set {variable} to another port") from None
+            who = holder_of(port) or "a process that cannot be seen"
+            advice = f"stop it, or set {variable} to a free port"
+            raise UserError(f"{where} is taken: held by {who}", advice) from None
 
 
 def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
