@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mayfly.display import Phases
+from mayfly.display import DONE, FAILED, Phases
 from mayfly.errors import MayflyError
 from mayfly.job import Ready, Tools
 from mayfly.meter import Meter
@@ -38,8 +38,8 @@ def configure(
             _split_staging(phases, staging_seconds(reports))
         if ready.job.spec.data.preprocess and (reports := ready.store.preprocessing()):
             text, _ = preprocess_progress(reports)
-            whole = not any(report.get("error") for report in reports)
-            display.finish("preprocessing", staging_seconds(reports), ok=whole, text=text)
+            how = FAILED if any(report.get("error") for report in reports) else DONE
+            display.finish("preprocessing", staging_seconds(reports), how=how, text=text)
 
 
 def _split_staging(phases: Phases, seconds: float) -> None:

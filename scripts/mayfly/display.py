@@ -19,6 +19,7 @@ from rich.text import Text
 
 from mayfly.redact import Redactor
 
+DONE, FAILED, INTERRUPTED = "done", "FAILED", "interrupted"  # how phases end
 PLAIN_INTERVAL = 10.0  # seconds between two plain lines about the same, still running, phase
 
 
@@ -36,7 +37,7 @@ class Display(Protocol):
     ) -> None: ...
     def start(self, phase: str) -> None: ...
     def update(self, phase: str, text: str, fraction: float | None = None) -> None: ...
-    def finish(self, phase: str, seconds: float, *, ok: bool = True, text: str = "") -> None: ...
+    def finish(self, phase: str, seconds: float, *, how: str = DONE, text: str = "") -> None: ...
     def say(self, text: str) -> None: ...
 
 
@@ -62,9 +63,10 @@ class Phases:
 
         try:
             yield report
-        except BaseException:
+        except BaseException as error:
             self.seconds[name] = self.clock() - started
-            self.display.finish(name, self.seconds[name], ok=False)
+            how = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+            self.display.finish(name, self.seconds[name], how=how)
             raise
         self.seconds[name] = self.clock() - started
         self.display.finish(name, self.seconds[name])
@@ -107,10 +109,10 @@ class PlainDisplay:
         percent = f" {fraction:4.0%}" if fraction is not None else ""
         self._line(f"{phase}{percent} {text}")
 
-    def finish(self, phase: str, seconds: float, *, ok: bool = True, text: str = "") -> None:
+    def finish(self, phase: str, seconds: float, *, how: str = DONE, text: str = "") -> None:
         self._shown.pop(phase, None)
-        outcome = "done" if ok else "FAILED"
-        self._line(f"{phase} {outcome} in {duration(seconds)}{' · ' + text if text else ''}")
+        took = f"{'in' if how == DONE else 'after'} {duration(seconds)}"
+        self._line(f"{phase} {how} {took}{' · ' + text if text else ''}")
 
     def say(self, text: str) -> None:
         self._line(text)
@@ -160,16 +162,16 @@ class RichDisplay:
             completed=fraction or 0.0,
         )
 
-    def finish(self, phase: str, seconds: float, *, ok: bool = True, text: str = "") -> None:
+    def finish(self, phase: str, seconds: float, *, how: str = DONE, text: str = "") -> None:
         if phase not in self._tasks:
             self.start(phase)
         task = self._tasks[phase]
-        if ok:
+        if how == DONE:
             self._progress.update(task, total=1.0, completed=1.0, seconds=seconds)
             if text:
                 self._progress.update(task, text=self.redact(text))
         else:
-            self._progress.update(task, seconds=seconds, text="failed")
+            self._progress.update(task, seconds=seconds, text=how.lower())
             self._progress.stop_task(task)
 
     def say(self, text: str) -> None:

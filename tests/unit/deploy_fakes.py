@@ -138,8 +138,8 @@ class FakeDisplay:
     def update(self, phase: str, text: str, fraction: float | None = None) -> None:
         self.lines.append(f"{phase}: {text}")
 
-    def finish(self, phase: str, seconds: float, *, ok: bool = True, text: str = "") -> None:
-        self.lines.append(f"{phase} {'done' if ok else 'failed'}")
+    def finish(self, phase: str, seconds: float, *, how: str = "done", text: str = "") -> None:
+        self.lines.append(f"{phase} {how}")
 
     def say(self, text: str) -> None:
         self.lines.append(text)

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from tests.unit.deploy_fakes import FakeClock
 
-from mayfly.display import Phases, PlainDisplay, RichDisplay, duration, make_display
+from mayfly.display import FAILED, Phases, PlainDisplay, RichDisplay, duration, make_display
 from mayfly.errors import RemoteError
 from mayfly.redact import Secret
 from mayfly.summary import explain, table
@@ -31,14 +31,17 @@ def test_phases_are_measured_and_shown():
     ]
 
 
-def test_a_phase_that_fails_is_measured_too():
+@pytest.mark.parametrize(
+    ("error", "how"), [(RemoteError("no"), "FAILED"), (KeyboardInterrupt(), "interrupted")]
+)
+def test_a_phase_that_fails_is_measured_too(error, how):
     display, out, clock = plain()
     phases = Phases(display, clock)
-    with pytest.raises(RemoteError), phases.phase("export"):
+    with pytest.raises(type(error)), phases.phase("export"):
         clock.sleep(2)
-        raise RemoteError("no")
+        raise error
     assert phases.seconds == {"export": 2.0}
-    assert out.getvalue().endswith("export FAILED in 2.0 s\n")
+    assert out.getvalue().endswith(f"export {how} after 2.0 s\n")
 
 
 def test_plain_lines_do_not_flood():
@@ -73,7 +76,7 @@ def test_bars_show_phase_text_and_time():
         display.start("training")
         display.update("training", "step 5 of [100] canary-value", 0.05)
         display.finish("training", 75.0)
-        display.finish("export", 3.0, ok=False)
+        display.finish("export", 3.0, how=FAILED)
         display.say("hello")
     shown = out.getvalue()
     for text in ("training", "step 5 of [100] ********", "1 min 15 s", "failed", "hello"):
