@@ -67,6 +67,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--filters", type=int, default=32, help="of the first convolution")
     parser.add_argument("--learning_rate", type=float, default=0.05, help="peak; falls in a line")
     parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--clip_norm", type=float, default=1.0, help="of all gradients; 0: none")
     parser.add_argument("--checkpoint_seconds", type=float, default=30)
     parser.add_argument("--log_steps", type=int, default=20)
     parser.add_argument("--threads", type=int, default=0, help="0: the cores it may use")
@@ -123,7 +124,8 @@ def train(spec: tf1.train.ClusterSpec | None, args: argparse.Namespace) -> bool:
         global_step = tf1.train.get_or_create_global_step()
         loss = cross_entropy(network(images, args.filters), labels)
         optimizer, hooks = make_optimizer(global_step, chief, args)
-        train_op = optimizer.minimize(loss, global_step)
+        pairs = clipped(optimizer.compute_gradients(loss), args.clip_norm)
+        train_op = optimizer.apply_gradients(pairs, global_step)
         hooks += [tf1.train.StopAtStepHook(last_step=args.train_steps)]
         hooks += [Told(loss, global_step, args.log_steps)]
         stop = StopWhenAsked()
@@ -223,6 +225,18 @@ def make_optimizer(
         return optimizer, []
     optimizer = tf1.train.SyncReplicasOptimizer(optimizer, replicas, total_num_replicas=replicas)
     return optimizer, [SyncReplicasHook(optimizer.make_session_run_hook(chief))]
+
+
+def clipped(pairs: list[tuple[tf.Tensor, tf.Variable]], norm: float) -> list[Any]:
+    """Gradients and variables, with the gradients' global norm at most `norm`.
+
+    Workers that do not wait for each other bring gradients of older variables, and with momentum
+    these can drive the loss to infinity (Pascanu et al. 2013, arXiv:1211.5063, for the clipping).
+    """
+    if not norm:
+        return pairs
+    gradients, variables = zip(*pairs)
+    return list(zip(tf.clip_by_global_norm(gradients, norm)[0], variables))
 
 
 class SyncReplicasHook(Hook):
