@@ -97,6 +97,14 @@ def test_short_tasks_all_end_once_and_on_both(lab: Lab, engine: DaskEngine, tmp_
     assert len({row.node for row in rows}) == 2
 
 
+def test_short_tasks_say_nothing_of_another_experiments(engine: DaskEngine):
+    """Long tasks that a slot gets several of would wait for each other, on a lost node, too."""
+    for number in range(100):
+        engine._learn({"task": f"short/{number:06d}", "seconds": 0.01})
+    engine._learn({"state": "cancelled"})
+    assert (engine.together("short"), engine.together("long")) == (16, 1)
+
+
 def test_failures_and_retries_come_back(lab: Lab, engine: DaskEngine, tmp_path: Path):
     line = f"sh -c 'echo >> {tmp_path}/ran; test $(wc -l < {tmp_path}/ran) -ge 3'"
     outcome, ledger = work(lab, engine, Experiment("retried", (line,)))

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class DaskEngine:
         self._finished: dict[str, float] = {}
         self._cancelled: set[str] = set()
         self._cancel_idle_at: float | None = None
-        self._mean_s = TOGETHER_S
+        self._mean_s: dict[str, float] = {}  # of an experiment's tasks
         self._news: queue.SimpleQueue[list[dict[str, Any]]] = queue.SimpleQueue()
         self._members: list[Member] = []
         self._asked = self._scanned = 0.0
@@ -72,7 +72,8 @@ class DaskEngine:
             resources["together"] = 1
         # Few tasks are spread: no slot has several while others have none.
         slots = sum(member.slots for member in self._members) or 1
-        size = max(1, min(self.together(), -(-len(jobs) // slots))) if wanted.nodes == 1 else 1
+        most = self.together(jobs[0].task["experiment"]) if wanted.nodes == 1 else 1
+        size = max(1, min(most, -(-len(jobs) // slots)))
         groups = [list(jobs[start : start + size]) for start in range(0, len(jobs), size)]
         keys = [group[0].attempt for group in groups]
         futures = self._client.map(
@@ -89,10 +90,11 @@ class DaskEngine:
             self._groups[key] = [job.attempt for job in group]
             self._group_of.update((job.attempt, key) for job in group)
 
-    def together(self) -> int:
+    def together(self, experiment: str) -> int:
         """So many that they take a second: the way to Dask and back, in which a slot has nothing,
         is then shared, and no slot has much to do while others have nothing."""
-        return max(1, min(MOST_TOGETHER, int(TOGETHER_S / self._mean_s)))
+        mean_s = self._mean_s.get(experiment, TOGETHER_S)
+        return max(1, min(MOST_TOGETHER, int(TOGETHER_S / mean_s)))
 
     def wait(self, timeout_s: float) -> list[Report]:
         """News of workers, and what the state of futures says of those that are silent.
@@ -128,9 +130,16 @@ class DaskEngine:
             self._started[name] = node
             return [Report(name, STARTED, node)]
         outcome = message["outcome"]
-        self._mean_s += SMOOTHING * (outcome.get("seconds", TOGETHER_S) - self._mean_s)
+        self._learn(outcome)
         self._forget(name)
         return [Report(name, ENDED, node, outcome)]
+
+    def _learn(self, outcome: Mapping[str, Any]) -> None:
+        """How long an experiment's tasks take; it says nothing of those of another one."""
+        if "seconds" in outcome:
+            experiment = outcome["task"].partition("/")[0]
+            mean_s = self._mean_s.get(experiment, TOGETHER_S)
+            self._mean_s[experiment] = mean_s + SMOOTHING * (outcome["seconds"] - mean_s)
 
     def _scan(self) -> list[Report]:
         """Attempts that Dask has given up, and ended ones whose event did not come."""

@@ -64,8 +64,9 @@ class Engine(Protocol):
     def wait(self, timeout_s: float) -> list[Report]:
         """What has happened since; waits for something to happen."""
 
-    def together(self) -> int:
-        """How many attempts a slot takes at a time: more than one when they are short."""
+    def together(self, experiment: str) -> int:
+        """How many of an experiment's attempts a slot takes at a time: more than one when they are
+        short."""
 
     def cancel(self, attempts: Iterable[str]) -> None:
         """End attempts, wherever they are; those that run report how they have ended."""
@@ -108,7 +109,7 @@ class InProcessEngine:
         except queue.Empty:
             return found
 
-    def together(self) -> int:
+    def together(self, experiment: str) -> int:  # noqa: ARG002
         return 1
 
     def cancel(self, attempts: Iterable[str]) -> None:

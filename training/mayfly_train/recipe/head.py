@@ -250,7 +250,7 @@ class Head:
         """
         if not slots:
             return 0
-        batch = self._engine.together() * slots
+        batch = self._engine.together(stage.experiment.name) * slots
         window, limit = WINDOW * batch, stage.experiment.workers
         if limit and limit <= window:
             window, left = limit, limit - stage.running
