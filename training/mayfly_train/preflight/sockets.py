@@ -27,6 +27,8 @@ def holder_of(port: int, proc: Path = PROC) -> str | None:
     cannot be seen. Of several, the first started: a child has its parent's sockets until it execs.
     """
     links = {f"socket:[{inode}]" for _, number, inode in _listeners(proc) if number == port}
+    if not links:
+        return None  # nobody listens: no process is looked at
     holders = [process for process in proc.glob("[0-9]*") if links & set(_open_files(process))]
     for process in sorted(holders, key=_started):
         try:
