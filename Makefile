@@ -1,5 +1,7 @@
 # Mayfly: every door is a target here, one line each over the `mayfly` command. `make help` lists them.
 SHELL := /bin/bash
+# What setup leaves without bytecode gets it when it is first imported, and not never.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev lint test test-unit test-molecule test-ec2 test-network test-e2e test-all bench bench-staging bench-input bench-scaling \
         bench-deploy bench-memory bench-ddp bench-engines bench-launchers bench-preprocess bench-killpoints bench-recipes bench-faults soak docs docs-check \

@@ -31,11 +31,22 @@ start=$SECONDS
 say "making the Python environment in .venv${extra:+ (with tools for $extra)}; this takes about a minute"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 log=.venv/setup.log
-# Bytecode is made of what is used, when it is first: of all, it would take longer than the rest.
+# Bytecode of everything would take longer than the rest.
 if ! .venv/bin/pip install -q --no-compile --disable-pip-version-check -e training -e ".${extra:+[$extra]}" >"$log" 2>&1; then
   tail -n 15 "$log" >&2
   say "pip could not install the requirements (whole log: $log)"; exit 1
 fi
+# Of what every call of the command imports it is made here, also where PYTHONDONTWRITEBYTECODE keeps calls from making it.
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python - <<'PYTHON' || { say "the command mayfly cannot be imported"; exit 1; }
+import importlib
+import pkgutil
+
+import mayfly
+
+for module in pkgutil.walk_packages(mayfly.__path__, "mayfly."):
+    if not module.name.endswith(".__main__"):
+        importlib.import_module(module.name)
+PYTHON
 # The working tree as an installed collection: roles are then named as users name them.
 mkdir -p .ansible/collections/ansible_collections/mayfly
 ln -sfn ../../../.. .ansible/collections/ansible_collections/mayfly/training
