@@ -23,6 +23,8 @@ SETTINGS: dict[str, Any] = {
     "distributed.admin.log-length": 100,
     "distributed.admin.system-monitor.log-length": 60,
     "distributed.worker.profile.enabled": False,
+    # Only warnings of a blocked loop come of it; every 20 ms it is most of what idle processes do.
+    "distributed.admin.tick.interval": "500 ms",
     "distributed.diagnostics.nvml": False,
 }
 
