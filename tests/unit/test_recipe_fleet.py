@@ -271,6 +271,8 @@ def test_progress_is_one_line():
     text, fraction = describe({**progress(worker_1=2, worker_2=1), "experiments": experiments})
     assert text == "b: running: 2 done of 6 · 3 run on 2 nodes"
     assert fraction == 0.5
+    text, _ = describe({**progress(worker_1=2), "experiments": experiments}, eta_s=3900.0)
+    assert text == "b: running: 2 done of 6 · 2 run on 1 nodes · ETA 1 h 05 min"
 
 
 def test_a_head_gets_time_to_end_its_tasks(tmp_path: Path):

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mayfly.display import duration
 from mayfly.errors import UserError
+from mayfly.recipe.outlook import Outlook
 from mayfly.recipe.runs import Place, worked_on
 from mayfly_train.recipe import lock, names, shape
 from mayfly_train.recipe.document import Experiment, Recipe
@@ -30,13 +32,16 @@ class Ticker:
     """Says on standard error how far a run is, when that has changed."""
 
     last: dict[str, str] = field(default_factory=dict)
+    outlook: Outlook = field(default_factory=Outlook)
 
     def show(self, experiments: list[dict[str, Any]]) -> None:
+        eta_s = self.outlook.eta_s(experiments)
         for each in experiments:
             line = progress(each)
             if self.last.get(each["name"]) != line and each["state"] != "waiting":
                 self.last[each["name"]] = line
-                sys.stderr.write(f"{line}\n")
+                known = each["state"] == "running" and eta_s is not None
+                sys.stderr.write(line + (f" · ETA {duration(eta_s or 0)}\n" if known else "\n"))
 
 
 def progress(experiment: Mapping[str, Any]) -> str:

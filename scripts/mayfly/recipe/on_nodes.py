@@ -14,7 +14,7 @@ from typing import Any
 from mayfly.attempts import Course, make_nodes
 from mayfly.configuring import configure
 from mayfly.deploy import deploy
-from mayfly.display import Phases
+from mayfly.display import Phases, duration
 from mayfly.ending import Outcome
 from mayfly.engines import COMMAND, image_extras
 from mayfly.errors import LimitReached, RemoteError, RunFailed
@@ -23,6 +23,7 @@ from mayfly.recipe.cluster import HEAD, TLS, Cluster, framework_of
 from mayfly.recipe.elastic import GONE
 from mayfly.recipe.execute import progress as line_of
 from mayfly.recipe.fleet import Fleet
+from mayfly.recipe.outlook import OVER, Outlook
 from mayfly.redact import Secret
 from mayfly.watch import SUCCEEDED, Broken, Pace, Silence, Status
 from mayfly_train.errors import NodeError
@@ -140,6 +141,7 @@ class Follower:
     def __init__(self, store: Store, fleet: Fleet, pace: Pace, limit_s: float) -> None:
         self._store, self._fleet, self._pace = store, fleet, pace
         self._limit_s = limit_s
+        self._outlook = Outlook(pace.clock)
         self._silence = Silence(pace.clock, pace.patience)
         self._store_away = Silence(pace.clock, PATIENCE_S)
         self._answers = 0
@@ -157,7 +159,7 @@ class Follower:
             if ended is not None:
                 return _judge(ended, known)
             if known:
-                report(*describe(known))
+                report(*describe(known, self._outlook.eta_s(known["experiments"])))
                 self._fleet.look(known)
             if self._silence.too_long(known.get("time")):
                 raise Broken(f"the head has given no sign of life: {self._head()}")
@@ -203,17 +205,19 @@ def _judge(ended: Mapping[str, Any], known: Mapping[str, Any]) -> Status:
     return Status(state=SUCCEEDED, raw={**known, "outcome": ended["outcome"]})
 
 
-def describe(known: Mapping[str, Any]) -> tuple[str, float | None]:
+def describe(known: Mapping[str, Any], eta_s: float | None = None) -> tuple[str, float | None]:
     """The progress of a run on one line, and the fraction of its known tasks that are done."""
     nodes = known["nodes"]
     running = sum(each["running"] for each in nodes.values())
     begun = [each for each in known["experiments"] if each["state"] != "waiting"]
     now = [each for each in begun if each["state"] == "running"] or begun[-1:]
-    text = "; ".join(line_of(each) for each in now)
+    text = "; ".join(line_of(each) for each in now) + f" · {running} run on {len(nodes)} nodes"
+    if eta_s is not None:
+        text += f" · ETA {duration(eta_s)}"
     total = sum(each["tasks"] or 0 for each in begun)
     states = [each["states"] for each in begun]
-    done = sum(each.get(name, 0) for each in states for name in ("done", "stopped", "failed"))
-    return f"{text} · {running} run on {len(nodes)} nodes", done / total if total else None
+    done = sum(each.get(name, 0) for each in states for name in OVER)
+    return text, done / total if total else None
 
 
 def say_goodbye(store: Store, pace: Pace) -> None:
