@@ -23,13 +23,14 @@ from mayfly.recipe.cluster import HEAD, TLS, Cluster, framework_of
 from mayfly.recipe.elastic import GONE
 from mayfly.recipe.execute import progress as line_of
 from mayfly.recipe.fleet import Fleet
-from mayfly.recipe.outlook import OVER, Outlook
+from mayfly.recipe.outlook import Outlook
 from mayfly.redact import Secret
 from mayfly.watch import SUCCEEDED, Broken, Pace, Silence, Status
 from mayfly_train.errors import NodeError
 from mayfly_train.recipe import head as heads
 from mayfly_train.recipe import lock, names, tls
 from mayfly_train.recipe.patience import PATIENCE_S
+from mayfly_train.recipe.progress import OVER
 from mayfly_train.recipe.store import Store, read_json, to_bytes
 
 PHASE = "tasks"

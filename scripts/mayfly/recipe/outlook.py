@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-OVER = ("done", "stopped", "failed")
+from mayfly_train.recipe.progress import OVER
+
 WINDOW_S = 300.0  # nodes come and go: what was long ago says little
 LEAST_S, LEAST_TASKS = 20.0, 5  # what is less would be a guess
 

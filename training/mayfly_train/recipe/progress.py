@@ -23,7 +23,7 @@ from mayfly_train.recipe.stage import SETTLED
 from mayfly_train.recipe.store import Store, to_bytes
 
 EVERY_S = 10.0  # without news
-_OVER = ("done", "stopped", "failed")
+OVER = ("done", "stopped", "failed")
 
 
 class Progress:
@@ -97,7 +97,7 @@ def slots_left(
             room = max(1, slots_for(members, experiment.hardware) // nodes)
             count = planned_count(experiment) or room
         else:
-            count = each["tasks"] - sum(each["states"].get(state, 0) for state in _OVER)
+            count = each["tasks"] - sum(each["states"].get(state, 0) for state in OVER)
         most = min(count, experiment.workers) if experiment.workers else count
         left[experiment.name] = most * nodes
     return left
