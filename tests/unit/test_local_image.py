@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+from jinja2 import Environment
 
 from mayfly.errors import RemoteError, UserError
 from mayfly.local import image
 from mayfly.local.paths import Paths
 from mayfly.local.pipsettings import PipSettings, certificates, choose, parse
 
+ROOT = Path(__file__).parents[2]
 NO_PIP = PipSettings(None, (), (), None, (), ())
 AGENT = "roles/agent/files/requirements.txt"
 RUNTIME = "roles/runtime/files/requirements-tensorflow-cpu.txt"
 RUNTIME_GPU = "roles/runtime/files/requirements-tensorflow-gpu.txt"
 RUNTIME_TORCH = "roles/runtime/files/requirements-torch-cpu.txt"
+RUNTIME_2 = "roles/runtime/files/requirements-tensorflow2-cpu.txt"
 HOROVOD = "roles/horovod/files/requirements.txt"
 FILES = (
     AGENT,
     HOROVOD,
     RUNTIME,
     RUNTIME_GPU,
+    RUNTIME_2,
     RUNTIME_TORCH,
     image.HADOOP_SCRIPT,
     image.HOROVOD_SCRIPT,
@@ -32,11 +38,19 @@ FILES = (
 )
 
 
+PROOFS = """
+__runtime_frameworks:
+  tensorflow: {proof: import tensorflow}
+  tensorflow2: {proof: import keras}
+"""
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name in FILES:
+    for name in (*FILES, image.FRAMEWORKS):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{name}\n")
+    (tmp_path / image.FRAMEWORKS).write_text(PROOFS)
     return tmp_path
 
 
@@ -207,6 +221,57 @@ def test_what_cannot_be_unmounted_is_left_alone(tmp_path):
     mounts.write_text(f"proc {path}/proc proc rw 0 0\n")
     image.remove_unfinished(tmp_path, mounts)
     assert path.exists()
+
+
+def test_environments_are_made_ahead_of_each_tensorflow_that_is_wanted(checkout: Path) -> None:
+    plain = image.read_recipe(checkout, NO_PIP, {})
+    assert sorted(plain.runtimes) == [
+        "install_packages.py",
+        "runtimes.sh",
+        "tensorflow.proof.py",
+        "tensorflow.txt",
+    ]
+    both = image.read_recipe(checkout, NO_PIP, {image.EXTRAS_VARIABLE: "tensorflow2"})
+    assert both.runtimes["tensorflow2.txt"] == f"{RUNTIME_2}\n"
+    assert both.runtimes["tensorflow2.proof.py"] == "import keras"
+
+
+def test_another_proof_makes_the_environments_anew_and_nothing_else(checkout: Path) -> None:
+    before = image.read_recipe(checkout, NO_PIP, {})
+    (checkout / image.FRAMEWORKS).write_text(PROOFS.replace("import tensorflow", "pass"))
+    after = image.read_recipe(checkout, NO_PIP, {})
+    assert after.tag != before.tag
+    assert dataclasses.replace(after, runtimes=before.runtimes) == before
+
+
+def test_an_environment_has_the_name_that_the_role_looks_for(tmp_path: Path) -> None:
+    """The script's name beside the role's expression, over a real list, by Ansible's filters."""
+    text = (ROOT / RUNTIME).read_text()
+    role = yaml.safe_load((ROOT / "roles/runtime/vars/main.yml").read_text())
+    wanted = yaml.safe_load((ROOT / "roles/runtime/tasks/install.yml").read_text())
+    expression = wanted[0]["ansible.builtin.set_fact"]["__runtime_wanted"]
+    environment = Environment(keep_trailing_newline=True)  # as Ansible has it
+    environment.filters["hash"] = lambda value, _kind: hashlib.sha256(value.encode()).hexdigest()
+    given = {
+        "lookup": lambda _plugin, _file: text.rstrip(),  # as ansible.builtin.file does
+        "runtime_requirements": [],
+        "runtime_prepared_dir": "/made",
+        "__runtime_file": RUNTIME,
+    }
+    given["__runtime_wanted"] = environment.from_string(expression).render(given)
+    name = environment.from_string(role["__runtime_prepared"]).render(given)
+    (tmp_path / "x.txt").write_text(text)
+    (tmp_path / "x.proof.py").write_text("print('proven')")
+    (tmp_path / "runtimes.sh").write_text((image.NODE / "runtimes.sh").read_text())
+    (tmp_path / "install_packages.py").write_text(
+        "import os, sys; home = sys.argv[1]; os.makedirs(home + '/bin')\n"
+        "os.symlink(sys.executable, home + '/bin/python')"
+    )
+    done = subprocess.run(
+        ["sh", tmp_path / "runtimes.sh", "/wheels"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "proven\n"
+    assert [path.name for path in tmp_path.iterdir()] == [name.removeprefix("/made/")]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ that a fresh clone loads it and a changed requirement repeats only what depends 
     root file system (debootstrap, or a registry's image) → base (packages, Ansible) → node
                                  Hadoop set, wheels of each requirements file ↗
                                  Horovod's wheel, compiled with these wheels ↗
+
+In a node, the wheels of TensorFlow are installed already, each list in an environment of its own,
+which role `runtime` takes when a job wants the same list.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from mayfly.errors import MayflyError, RemoteError, UserError
 from mayfly.local import host
 from mayfly.local.docker import OURS, Docker
@@ -40,6 +45,7 @@ HADOOP_SCRIPT = Path("roles/hadoop/files/assemble_hdfs.py")
 HOROVOD_SCRIPT = Path("roles/horovod/files/build_wheel.py")
 INSTALLER = Path("roles/runtime/files/install_packages.py")
 FRAMEWORK_REQUIREMENTS = "roles/runtime/files/requirements-{}-cpu.txt"
+FRAMEWORKS = Path("roles/runtime/vars/main.yml")
 # What only some jobs need, and costs minutes: their jobs ask for it, MAYFLY_IMAGE_EXTRAS may, too.
 EXTRAS = ("tensorflow2", "horovod-tensorflow", "horovod-torch", "juicefs")
 EXTRAS_VARIABLE = "MAYFLY_IMAGE_EXTRAS"
@@ -48,7 +54,7 @@ REQUIREMENTS = tuple(
     f"roles/{role}/files/requirements*.txt" for role in ("agent", "horovod", "juicefs", "runtime")
 )
 REPOSITORIES = ("mayfly-node:", "mayfly-base:", "mayfly-debian:")
-NOT_IN_BASE = ("assemble.sh", "horovod.sh", "requirements-tools.txt")
+NOT_IN_BASE = ("assemble.sh", "horovod.sh", "runtimes.sh", "requirements-tools.txt")
 GPU = "gpu"  # in a requirements file's name: several GB that no node of this machine would use
 # torch's CPU builds are on an index of their own; the general one has CUDA's (several GB).
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -64,6 +70,7 @@ class Recipe:
     node_dockerfile: str
     hadoop: Mapping[str, str]  # the scripts that assemble the HDFS-only set; empty: no such set
     requirements: tuple[str, ...]  # the text of each file
+    runtimes: Mapping[str, str]  # what makes the environments: lists, proofs, scripts
     horovod: Mapping[str, str]  # a framework that Horovod is compiled for → its requirements' text
     horovod_files: Mapping[str, str]  # the scripts that compile it
     torch_index: str = TORCH_INDEX  # unless this machine has the wheel
@@ -89,8 +96,8 @@ class Recipe:
     @property
     def tag(self) -> str:
         horovod = [self.horovod_hash(framework) for framework in self.horovod]
-        parts = (self.base, self.node_dockerfile, self.hadoop, self.requirements, horovod)
-        return f"mayfly-node:{digest(*parts)}"
+        installed = (self.hadoop, self.requirements, self.runtimes, horovod)
+        return f"mayfly-node:{digest(self.base, self.node_dockerfile, *installed)}"
 
 
 def digest(*parts: object) -> str:
@@ -129,6 +136,7 @@ def read_recipe(
         node_dockerfile=node_dockerfile(wanted),
         hadoop={path.name: path.read_text() for path in hadoop},
         requirements=tuple(requirement_texts(checkout, wanted)),
+        runtimes=runtime_files(checkout, wanted),
         horovod=horovod,
         horovod_files={path.name: path.read_text() for path in horovod_files if horovod},
         torch_index=environ.get("MAYFLY_TORCH_INDEX") or TORCH_INDEX,
@@ -149,6 +157,21 @@ def requirement_texts(checkout: Path, wanted: Collection[str] = ()) -> list[str]
     for pattern in REQUIREMENTS:
         paths += sorted(checkout.glob(pattern))
     return [path.read_text() for path in paths if not any(part in path.name for part in left_out)]
+
+
+def runtime_files(checkout: Path, wanted: Collection[str] = ()) -> dict[str, str]:
+    """What makes the environments of TensorFlow that a node finds, as file names and texts.
+
+    Each list of packages has the role's own proof beside it, whose imports leave their bytecode.
+    """
+    frameworks = ["tensorflow", *({"tensorflow2"} & set(wanted))]
+    known = yaml.safe_load((checkout / FRAMEWORKS).read_text())["__runtime_frameworks"]
+    scripts = (NODE / "runtimes.sh", checkout / INSTALLER)
+    files = {path.name: path.read_text() for path in scripts}
+    for name in frameworks:
+        files[f"{name}.txt"] = (checkout / FRAMEWORK_REQUIREMENTS.format(name)).read_text()
+        files[f"{name}.proof.py"] = known[name]["proof"]
+    return files
 
 
 def without_dependencies(requirements: str) -> list[str]:
@@ -255,7 +278,8 @@ class Builder:
                 _link_tree(self._horovod_made(framework), context / "horovod")
             for wheel in self._all_wheels():
                 _link(wheel, context / "wheels" / wheel.name)
-            self.progress("adding the Hadoop set and the wheels to the node image")
+            _write_files(self.recipe.runtimes, context / "runtimes")
+            self.progress("adding the Hadoop set, the wheels and TensorFlow to the node image")
             base = f"BASE={self.recipe.base_tag}"
             self._docker_build(context, "node", self.recipe.tag, base)
 
@@ -285,9 +309,7 @@ class Builder:
             return
         source = self._source()
         with self._workspace() as context:
-            for name, text in self.recipe.base_files.items():
-                (context / name).parent.mkdir(exist_ok=True)
-                (context / name).write_text(text)
+            _write_files(self.recipe.base_files, context)
             self.progress("installing packages and Ansible in the node image (about 2 minutes)")
             argument = f"SOURCE={source}"
             self._docker_build(context, "base", self.recipe.base_tag, argument)
@@ -499,6 +521,12 @@ def _link(source: str | Path, target: str | Path) -> None:
 
 def _link_tree(source: Path, target: Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True, copy_function=_link)
+
+
+def _write_files(texts: Mapping[str, str], directory: Path) -> None:
+    for name, text in texts.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text)
 
 
 def _pipe(producer: Sequence[str], consumer: Sequence[str], target: Path) -> None:
