@@ -354,6 +354,44 @@ def test_what_this_machine_will_never_have_is_refused(folder: Path, hardware: st
     assert why in said and "--cloud" in said and len(said.splitlines()) == 1, said
 
 
+GPUS = """\
+experiments:
+  gpu:
+    command: sh alone.sh FOLDER {{n}}
+    parameters: {n: {range: 0-5}}
+    hardware: {gpus: 1}
+    retries: {task: 0}
+"""
+ALONE = """\
+cd $1
+mkdir $CUDA_VISIBLE_DEVICES || exit 1
+sleep 0.3
+mv $CUDA_VISIBLE_DEVICES $2-on-$CUDA_VISIBLE_DEVICES
+"""
+
+
+def test_each_gpu_is_given_to_one_task_at_a_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two GPUs that a stand-in for the driver's program lists; a second task on one would fail."""
+    fake_driver, ran = tmp_path / "bin/nvidia-smi", tmp_path / "ran"
+    for path in (fake_driver.parent, ran):
+        path.mkdir()
+    fake_driver.write_text("#!/bin/sh\necho 'GPU 0: a fake'\necho 'GPU 1: a fake'\n")
+    fake_driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake_driver.parent}{os.pathsep}{os.environ['PATH']}")
+    (folder / "alone.sh").write_text(ALONE)
+    (folder / "gpu.yml").write_text(GPUS.replace("FOLDER", str(ran)))
+    options = ("--store", str(tmp_path / "store"), "--json")
+    with mayfly("run", str(folder / "gpu.yml"), *options, state=tmp_path / "one") as asked:
+        out, said = asked.communicate(timeout=PATIENCE_S)
+    assert asked.returncode == 0, said
+    assert json.loads(out)["outcome"] == "succeeded"
+    places = [path.name.split("-on-") for path in ran.iterdir()]
+    assert sorted(number for number, _ in places) == list("012345")
+    assert {device for _, device in places} == {"0", "1"}
+
+
 def test_what_failed_elsewhere_runs_again_here(folder: Path, tmp_path: Path):
     """On another machine with the store alone: nothing is fetched over what was forgiven."""
     (folder / "bad.yml").write_text(
