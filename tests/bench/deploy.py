@@ -56,11 +56,13 @@ PHASES = ("infrastructure", "IM's preparation", *STAGES, "first step")
 LAUNCHED = re.compile(rf"^Launch task: ({'|'.join(STAGES)})_", re.MULTILINE)
 TASK = re.compile(r"^TASK \[(?P<name>[^\]]+)\]")
 STEP = re.compile(r"^(  system \w+ configure \w+ step )\d+$", re.MULTILINE)
+# Ansible takes the time of apt's directory for that of the last update: an image's is old.
 OLD_IMAGE = "mayfly-bench:old"
 OLD_DOCKERFILE = """\
 FROM {image}
 RUN rm -rf /opt/mayfly/cache && apt-get -y -q purge openjdk-17-jre-headless git python3-venv \
- && apt-get -y -q autoremove --purge && rm -rf /var/lib/apt/lists/*
+ && apt-get -y -q autoremove --purge && rm -rf /var/lib/apt/lists/* \
+ && touch -d 2020-01-01 /var/lib/apt/lists
 """
 NODES = 3
 STEPS = 60  # training is over soon, and does not compete with the second contextualization
