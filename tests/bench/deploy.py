@@ -57,8 +57,8 @@ PHASES = ("infrastructure", "IM's preparation", *STAGES, "first step")
 LAUNCHED = re.compile(rf"^Launch task: ({'|'.join(STAGES)})_", re.MULTILINE)
 TASK = re.compile(r"^TASK \[(?P<name>[^\]]+)\]")
 STEP = re.compile(r"^(  system \w+ configure \w+ step )\d+$", re.MULTILINE)
-# Ansible takes the time of apt's directory for that of the last update: an image's is old.
 OLD_IMAGE = "mayfly-bench:old"
+# Ansible takes the time of apt's directory for that of the last update: an image's is old.
 OLD_DOCKERFILE = """\
 FROM {image}
 RUN rm -rf /opt/mayfly/cache && apt-get -y -q purge openjdk-17-jre-headless git python3-venv \
@@ -66,9 +66,7 @@ RUN rm -rf /opt/mayfly/cache && apt-get -y -q purge openjdk-17-jre-headless git 
  && touch -d 2020-01-01 /var/lib/apt/lists
 """
 NODE_NAME = re.compile(r"^    - name: Leave the node's name .*?\n\n", re.MULTILINE | re.DOTALL)
-BOOTED = (
-    "    # Some OSs does not have python by default\n"  # of IM's playbook: after this, it is up
-)
+BOOTED = "    # Some OSs does not have python by default\n"  # in IM's playbook
 NODES = 3
 STEPS = 60  # training is over soon, and does not compete with the second contextualization
 LONGEST_S = 1500.0
