@@ -84,6 +84,7 @@ def main() -> int:
             seconds, second = measure(way)
             runs[way].append(seconds)
             again += [second] if second else []
+            note(f"{way}: {seconds} {second or ''}")  # what was measured outlives a failure
     document = summary(runs, again)
     chart.parent.mkdir(exist_ok=True)
     chart.write_text(stacked_bars("Seconds from create to the first step", document["phases_s"]))
