@@ -261,17 +261,32 @@ def test_an_environment_has_the_name_that_the_role_looks_for(tmp_path: Path) -> 
     given["__runtime_wanted"] = environment.from_string(expression).render(given)
     name = environment.from_string(role["__runtime_prepared"]).render(given)
     (tmp_path / "x.txt").write_text(text)
-    (tmp_path / "x.proof.py").write_text("print('proven')")
-    (tmp_path / "runtimes.sh").write_text((image.NODE / "runtimes.sh").read_text())
-    (tmp_path / "install_packages.py").write_text(
+    assert made_ahead(tmp_path, {"x": "print('proven')"}) == "proven\n"
+    assert [path.name for path in tmp_path.iterdir()] == [name.removeprefix("/made/")]
+
+
+def test_an_environment_that_does_not_run_here_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("one==1\n")
+    (tmp_path / "bad.txt").write_text("two==2\n")
+    said = made_ahead(tmp_path, {"good": "", "bad": "import os; os.kill(os.getpid(), 4)"})
+    assert said == "left out: bad.txt\n"
+    names = [path.name for path in tmp_path.iterdir()]
+    assert names == [hashlib.sha256(b"one==1\n").hexdigest()]
+
+
+def made_ahead(directory: Path, proofs: dict[str, str]) -> str:
+    """What the script says over the lists of a directory, with a fake installer."""
+    for name, proof in proofs.items():
+        (directory / f"{name}.proof.py").write_text(proof)
+    (directory / "runtimes.sh").write_text((image.NODE / "runtimes.sh").read_text())
+    (directory / "install_packages.py").write_text(
         "import os, sys; home = sys.argv[1]; os.makedirs(home + '/bin')\n"
         "os.symlink(sys.executable, home + '/bin/python')"
     )
-    done = subprocess.run(
-        ["sh", tmp_path / "runtimes.sh", "/wheels"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "proven\n"
-    assert [path.name for path in tmp_path.iterdir()] == [name.removeprefix("/made/")]
+    script = str(directory / "runtimes.sh")
+    return subprocess.run(
+        ["sh", script, "/wheels"], capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.mark.parametrize(
