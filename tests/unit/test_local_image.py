@@ -268,7 +268,7 @@ def test_an_environment_has_the_name_that_the_role_looks_for(tmp_path: Path) -> 
 def test_an_environment_that_does_not_run_here_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_text("one==1\n")
     (tmp_path / "bad.txt").write_text("two==2\n")
-    said = made_ahead(tmp_path, {"good": "", "bad": "import os; os.kill(os.getpid(), 4)"})
+    said = made_ahead(tmp_path, {"good": "", "bad": "import os; os.kill(os.getpid(), 9)"})
     assert said == "left out: bad.txt\n"
     names = [path.name for path in tmp_path.iterdir()]
     assert names == [hashlib.sha256(b"one==1\n").hexdigest()]
