@@ -1,11 +1,11 @@
 """Mayfly's start of Horovod beside `horovodrun`'s, and of torchrun by a unit beside one by hand.
 
-Usage: launchers.py [REPEATS] [STEPS]. On a kept cluster of two workers, each task on a core of its
-own, the same program makes the same steps on the same samples, in turn as a run of Mayfly
-(`ours`: supervised, no SSH) and by the framework's own launcher (`own`: for Horovod from the first
-node over SSH, with a key that lives as long as the cluster). Rates leave out the start and the
-first lines of progress; `start_s` is from the start to the first step told; `ratio` is ours to own,
-and `reached` says whether ours is slower by a tenth at most.
+Usage: launchers.py [REPEATS] [STEPS] [ENGINE …]. On a kept cluster of two workers, each task on a
+core of its own, the same program makes the same steps on the same samples, in turn as a run of
+Mayfly (`ours`: supervised, no SSH) and by the framework's own launcher (`own`: for Horovod from the
+first node over SSH, with a key that lives as long as the cluster). Rates leave out the start and
+the first lines of progress; `start_s` is from the start to the first step told; `ratio` is ours to
+own, and `reached` says whether ours is slower by a tenth at most.
 JSON on standard output. Needs the environment of tests/testenv.py.
 """
 
@@ -33,10 +33,11 @@ REACH = 0.9  # of the rate under the framework's own launcher
 
 def main() -> int:
     """Measure."""
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 937
+    words = sys.argv[1:]
+    repeats = int(words[0]) if words else 5
+    steps = int(words[1]) if len(words) > 1 else 937
     before, engines = machine(), {}
-    for engine in PROGRAMS:
+    for engine in words[2:] or PROGRAMS:
         with deploy(engine, bucket()) as lab:
             pin(lab)
             engines[engine] = measure(lab, engine, repeats, steps)

@@ -2,18 +2,23 @@
 
 Slow: an engine's nodes take minutes, and its part of the node image once more (Horovod for PyTorch
 is compiled for it). What happened is left for the table in docs/engines.md (see `kills`).
+
+MAYFLY_TEST_LAB may name a run of one engine whose kept nodes are used and left: choose the cases
+that fit them by `-k`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from machine import nodes
 
 from faults.engines import all_ranks_agree, program_of
 from faults.kills import RANK, TASK, kill_and_tell
-from faults.lab import Lab, deploy
+from faults.lab import Lab, attach, deploy
 
 pytestmark = pytest.mark.slow
 BATCH = 32
@@ -78,6 +83,10 @@ KILLS = [
 @pytest.fixture(scope="module")
 def lab_of(platform, bucket) -> Iterator[Callable[[Case], Lab]]:
     """A function to a case's nodes; there is room for those of one kind at a time."""
+    if kept := os.environ.get("MAYFLY_TEST_LAB"):
+        lab = attach(platform, bucket, kept, nodes(platform))
+        yield lambda _: lab
+        return
     made: dict[str, Lab] = {}
 
     def nodes_of(case: Case) -> Lab:
