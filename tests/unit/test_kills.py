@@ -79,7 +79,7 @@ class FakeRun:
         self.commands: list[str] = []
 
     def status(self) -> dict[str, Any]:
-        return {"state": "training", "global_step": 60}
+        return {"state": "training", "global_step": 40}
 
     def end(self, seconds: float) -> dict[str, Any]:
         tasks = {"chief-0": {"attempts": 1}, "worker-0": {"attempts": 2}}
@@ -96,6 +96,8 @@ class FakeRun:
         self.commands.append(f"{node}: {script}")
         if script.startswith("stat"):
             return "7000\n"
+        if script.startswith("head"):
+            return "progress: step=55 loss=1\nprogress: step=60 loss=1\nWARN"
         if script.startswith("tail"):
             return self.logs.pop(0) if len(self.logs) > 1 else self.logs[0]
         return ""
@@ -115,7 +117,8 @@ def test_a_kill_is_followed_to_the_next_step_and_leaves_a_row(tmp_path, monkeypa
         "attempts": {"chief-0": 1, "worker-0": 2},
     }
     assert run.commands[0] == "worker-1: kill -KILL 10"
-    assert run.commands[2] == f"worker-0: tail -c +7001 {kills.LOG}"
+    assert run.commands[2] == f"worker-0: head -c 7000 {kills.LOG} | tail -c {kills.LAST_BYTES}"
+    assert run.commands[3] == f"worker-0: tail -c +7001 {kills.LOG}"
 
 
 def test_a_run_that_does_not_end_leaves_a_row_too(tmp_path, monkeypatch):

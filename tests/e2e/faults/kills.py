@@ -13,21 +13,20 @@ from machine import ROOT
 
 from faults.lab import ENDED, Document, Training
 from mayfly_train.lifecycle import CHIEF_TASK
-from mayfly_train.progress import Progress, after_line
+from mayfly_train.progress import Progress, after_line, after_lines
 
 ROWS = ROOT / "build/kills.jsonl"
 LOG = f"/var/log/mayfly/{CHIEF_TASK}.log"
 # What is killed: the process that the task's supervisor runs, or a rank that this one has started.
 TASK, RANK = "task", "rank"
+LAST_BYTES = 10_000  # of the log, in which there is a step
 FOLLOW_S = 300
 END_S = 600
 
 
 def kill_and_tell(run: Training, engine: str, task: str, what: str = TASK) -> Document:
     """Kill, follow the run to its end, and leave the row; the status of the end."""
-    before = run.status() or {}
-    row = {"engine": engine, "task": task, "what": what, "at_step": before.get("global_step")}
-    row |= _kill_and_follow(run, task, what)
+    row = {"engine": engine, "task": task, "what": what, **_kill_and_follow(run, task, what)}
     try:
         status = run.end(END_S)
     except AssertionError:
@@ -54,7 +53,9 @@ def _kill_and_follow(run: Training, task: str, what: str) -> dict[str, Any]:
     began = time.monotonic()
     lab.sh(lab.node_of(task), f"kill -KILL {victim}")
     begin = int(lab.sh(chief, f"stat -c %s {LOG}"))
-    seen: dict[str, Any] = {"restart_s": None, "step_s": None, "restored_step": None}
+    told = lab.sh(chief, f"head -c {begin} {LOG} | tail -c {LAST_BYTES}").splitlines()
+    seen: dict[str, Any] = {"at_step": after_lines(Progress(), told).step}
+    seen |= {"restart_s": None, "step_s": None, "restored_step": None}
     while time.monotonic() - began < FOLLOW_S and None in (seen["restart_s"], seen["step_s"]):
         over = (run.status() or {}).get("state") in ENDED
         if seen["restart_s"] is None and run.process(task, rank) not in (None, victim):
