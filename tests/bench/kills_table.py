@@ -65,7 +65,9 @@ def line(row: Row) -> str:
 def happened(row: Row) -> str:
     """What became of the training, and which tasks were started again."""
     restored = row["restored_step"]
-    if restored is None:
+    if restored is None and row.get("redone"):
+        text = "all go on from the last checkpoint"  # which was told after what was followed
+    elif restored is None:
         text = "the others go on" if row["step_s"] is not None else "no step was seen"
     else:
         text = f"all go on from step {restored}, of about {row['at_step']}"

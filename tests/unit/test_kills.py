@@ -154,6 +154,7 @@ def test_other_tasks_that_were_started_again_are_named(kills_table):
 def test_others_may_go_on_and_the_end_may_not_be_seen(kills_table):
     row = {**ROW, "restored_step": None, "step_s": 0.64, "redone": 0}
     assert "| the others go on | 3.2 s | 0.6 s | 0 |" in kills_table.line(row)
+    assert "| all go on from the last checkpoint |" in kills_table.line({**row, "redone": 9})
     lost = {**row, "step_s": None, "restart_s": None, "outcome": "chief-0 a|b"}
     del lost["redone"], lost["attempts"]
     expected = "| no step was seen | not seen | not seen |  | chief-0 a\\|b |\n"

@@ -181,6 +181,7 @@ def test_a_machines_gpus_cores_and_interface_decide_the_processes():
         "NCCL_SOCKET_IFNAME": "eth1",
         "OMP_NUM_THREADS": "2",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "50",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     words, environment = start("worker-0", Machine("ib0", gpus=4, cores=16))
     assert "--nproc-per-node 4" in words

@@ -141,17 +141,24 @@ def torch(cluster: Cluster, task: Task, look: Look) -> Launch:
         "GLOO_SOCKET_IFNAME": machine.interface,
         "NCCL_SOCKET_IFNAME": machine.interface,
         "OMP_NUM_THREADS": str(max(1, machine.cores // machine.processes)),
-        **_patience(),
+        **_torchrun_settings(),
     }
     return Launch([*words, *program(cluster)], environment)
 
 
-def _patience() -> dict[str, str]:
-    """How long torchrun waits for its processes after it has sent SIGTERM on to them.
+def _torchrun_settings() -> dict[str, str]:
+    """What torchrun reads from its environment.
 
-    torch/distributed/launcher/api.py, LaunchConfig; a restart's SIGTERM has its 30 s all the same.
+    How long it waits for its processes after it has sent SIGTERM on to them (LaunchConfig in
+    torch/distributed/launcher/api.py; a restart's SIGTERM has its 30 s all the same).
+    And a store of their own for the ranks of each start: in the one that they share otherwise
+    (elastic/rendezvous/dynamic_rendezvous.py) they find addresses of the start before, and a
+    torchrun that was started again waits for ever to be told where it is.
     """
-    return {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANKS_SAVE_S)}
+    return {
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANKS_SAVE_S),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
 
 
 def command(cluster: Cluster, task: Task, look: Look) -> Launch:
@@ -203,7 +210,7 @@ def _torchrun_names(cluster: Cluster, rank: int, machine: Machine) -> dict[str, 
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "NPROC_PER_NODE": str(machine.processes),
-        **_patience(),
+        **_torchrun_settings(),
     }
 
 

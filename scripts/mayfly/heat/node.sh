@@ -407,6 +407,8 @@ launch() {
   else
     [ -x "$VENV/bin/torchrun" ] || fail "requirements.txt installs no torch: there is no torchrun"
     [ "$NODE_RANK" != 0 ] || is_host=true
+    # In a store that starts share, ranks find the addresses of the start before.
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     command=("$VENV/bin/torchrun"
       --nnodes="$NNODES" --nproc-per-node="$NPROC_PER_NODE" --max-restarts="$MAX_RESTARTS"
       --rdzv-backend=c10d --rdzv-id="${JOB[stack]}" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"
