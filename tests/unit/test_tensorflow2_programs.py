@@ -95,7 +95,8 @@ def test_orders_for_workers_add_up_and_are_limited_in_number(program):
     made: list[int] = []
     taken = 0
 
-    def order(steps: int) -> Later:
+    def order(step: int, steps: int) -> Later:
+        assert step == 7 + sum(made)
         made.append(steps)
         assert len(made) - taken <= 4
         return Later((0.5, 7 + sum(made)))

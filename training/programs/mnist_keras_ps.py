@@ -1,7 +1,8 @@
 """A small network on MNIST-shaped pictures: Keras 3 with parameter servers, asynchronous.
 
 The MLP of the published example, 784-100-10 (or a small convolutional network), ReLU, Adam 1e-3,
-cross entropy; pictures normalised by (0.1307, 0.3081).
+cross entropy; pictures normalised by (0.1307, 0.3081). The learning rate falls in a line to 0: what
+workers do to each other's steps would stay in the weights otherwise.
 
     mnist_keras_ps.py --data-dir D --job-dir M --train-steps N [--batch-size 64] [--network cnn]
 
@@ -73,7 +74,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--train-steps", type=int, default=2813, help="global steps")
     parser.add_argument("--batch-size", type=int, default=64, help="pictures in one global step")
     parser.add_argument("--network", choices=("mlp", "cnn"), default="mlp")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument(
+        "--learning-rate", type=float, default=1e-3, help="at first; it falls in a line to 0"
+    )
     parser.add_argument(
         "--steps-per-call", type=int, default=20, help="steps that a worker makes on one order"
     )
@@ -290,11 +293,14 @@ def coordinate(args: argparse.Namespace, cluster: tf.train.ClusterSpec) -> int:
     place = pictures_place(args)
     pictures = iter(coordinator.create_per_worker_dataset(lambda: batches(place, args.batch_size)))
     train = training(strategy, there)
-    orders = Orders(
-        lambda steps: coordinator.schedule(train, args=(pictures, tf.constant(steps, tf.int64))),
-        CALLS_PER_WORKER * cluster.num_tasks("worker"),
-        args.steps_per_call,
-    )
+
+    def order(step: int, steps: int) -> Any:
+        """Have some worker make steps, of which this is the first."""
+        rate = args.learning_rate * (1 - step / args.train_steps)
+        words = (pictures, tf.constant(steps, tf.int64), tf.constant(rate, tf.float32))
+        return coordinator.schedule(train, args=words)
+
+    orders = Orders(order, CALLS_PER_WORKER * cluster.num_tasks("worker"), args.steps_per_call)
     told, loss, asked = Told(begun, args.log_steps), math.nan, sigterm.Asked()
     for loss, reached in orders.until(begun, args.train_steps):
         told.step(reached, loss)
@@ -357,7 +363,8 @@ def training(strategy: tf.distribute.Strategy, state: State) -> Callable[..., An
         return loss
 
     @tf.function
-    def train(pictures: Any, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def train(pictures: Any, steps: tf.Tensor, rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        optimizer.learning_rate.assign(rate)
         total = 0.0
         for _ in tf.range(steps):
             total += strategy.run(one, args=next(pictures))
@@ -370,7 +377,10 @@ def training(strategy: tf.distribute.Strategy, state: State) -> Callable[..., An
 class Orders:
     """Keeps the workers in work: calls of the training function, a limited number at a time."""
 
-    def __init__(self, order: Callable[[int], Any], in_flight: int, steps_per_call: int) -> None:
+    def __init__(
+        self, order: Callable[[int, int], Any], in_flight: int, steps_per_call: int
+    ) -> None:
+        """`order` is given the first step, and how many."""
         self.order, self.in_flight, self.steps_per_call = order, in_flight, steps_per_call
 
     def until(self, step: int, end: int) -> Any:
@@ -379,7 +389,7 @@ class Orders:
         while step < end or waiting:
             while step < end and len(waiting) < self.in_flight:
                 steps = min(self.steps_per_call, end - step)
-                waiting.append(self.order(steps))
+                waiting.append(self.order(step, steps))
                 step += steps
             loss, reached = waiting.popleft().fetch()
             yield float(loss), int(reached)
