@@ -22,6 +22,7 @@ from mayfly.local.platform import LocalPlatform
 from mayfly_train import topology
 from mayfly_train.cluster import parse_cluster
 from mayfly_train.lifecycle import CHIEF_TASK
+from mayfly_train.progress import Progress, after_lines
 
 CLUSTER = "/etc/mayfly/cluster.json"
 ENDED = ("succeeded", "failed", "stopped")
@@ -327,6 +328,17 @@ class Training:
     def at_step(self, step: int, seconds: float = 300) -> Document:
         """The status once the training has come to a step."""
         return self.wait_until(lambda status: status["global_step"] >= step, seconds)
+
+    def at_told_step(self, step: int, seconds: float = 300) -> None:
+        """Return once the chief's own log tells a step; the status is seconds older."""
+        end, log = time.monotonic() + seconds, f"tail -n 40 /var/log/mayfly/{CHIEF_TASK}.log"
+        chief = self.lab.node_of(CHIEF_TASK)
+        while True:
+            lines = self.lab.sh(chief, log, check=False).splitlines()
+            if (after_lines(Progress(), lines).step or 0) >= step:
+                return
+            assert time.monotonic() < end, f"no step {step} in {seconds} s: {lines[-3:]}"
+            time.sleep(0.3)
 
     def process(self, task: str, rank: bool = False) -> int | None:
         """The process id, on its node, of the program that a task runs now.

@@ -12,7 +12,7 @@ from faults.engines import all_ranks_agree, program_of
 from faults.kills import kill_and_tell
 from faults.test_training import succeeded
 
-STEPS = 300
+STEPS = 600  # so many that a fast machine is not done before the kill
 
 
 def serve(lab) -> Any:
@@ -23,19 +23,20 @@ def serve(lab) -> Any:
 
 def test_servers_train_and_a_killed_worker_comes_back(lab):
     run = serve(lab)
-    run.at_step(60)
+    run.at_told_step(60)
     status = kill_and_tell(run, "tf-server", "worker-0")
     succeeded(status)
     assert status["tasks"]["worker-0"]["attempts"] == 2
     assert status["accuracy"] > 0.5, "far from chance, which is 0.1"
-    assert status["accuracy_step"] == status["global_step"]
+    # The other worker may have told a step more by then.
+    assert STEPS <= status["accuracy_step"] <= status["global_step"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["ps-0", "chief-0"])
 def test_a_server_that_holds_the_step_is_killed(lab, task):
     run = serve(lab)
-    run.at_step(100)
+    run.at_told_step(100)
     status = kill_and_tell(run, "tf-server", task)
     succeeded(status)
     assert status["tasks"][task]["attempts"] == 2
