@@ -13,8 +13,7 @@ from mayfly_train.cluster import CHIEF, EVALUATOR, ONE_COMMAND, PS, WORKER, Clus
 from mayfly_train.machine import Machine
 from mayfly_train.topology import Task
 
-# torchrun restarts all processes when one has failed. The first restart can meet an address of the
-# old ones, so one is not enough.
+# How often all processes start again within a start of the launcher, when one of them has failed.
 MAX_RESTARTS = 3
 # What ranks have, from SIGTERM on, to save: the supervisor gives 60 s to their launcher, and
 # torchrun by itself 30 s to them.
