@@ -1,16 +1,18 @@
 """Each engine with one worker and with two, on one core each: rate, efficiency, accuracy, start.
 
-Usage: engines.py [REPEATS] [EPOCHS] [ENGINE …]. For each engine a kept cluster of two workers (and
-a parameter server where it has one, on any core) trains its built-in program as a run of its own,
-supervised as always, in turn with one worker and with two. All train the same network of two
-convolutions on the same number of samples of Fashion-MNIST, each worker in batches of 128. Where
-workers make steps together a step has as many samples as all of them take, and the learning rate
-is scaled by their number (Goyal et al., https://arxiv.org/abs/1706.02677). Rates leave out the
-start and the first lines of progress; `start_s` is from the units' start to the first step told,
-`total_s` to the run's end. `reached` says whether two workers are as efficient as they are to be,
-and at most half a point of accuracy below one. For engine torch see ddp.py.
+Usage: engines.py [--network NAME] [REPEATS] [EPOCHS] [ENGINE …]. For each engine a kept cluster of
+two workers (and a parameter server where it has one, on any core) trains its built-in program as a
+run of its own, supervised as always, in turn with one worker and with two. All train the same
+network on the same number of samples of Fashion-MNIST, each worker in batches of 128: `cnn`, two
+convolutions and a dense layer (225,034 weights; 2.6 million multiplications for a picture forward),
+or `deep`, four convolutions (65,642 weights; 9.7 million). Where workers make steps together a step
+has as many samples as all of them take, and the learning rate is scaled by their number (Goyal et
+al., https://arxiv.org/abs/1706.02677). Rates leave out the start and the first lines of progress;
+`start_s` is from the units' start to the first step told, `total_s` to the run's end. `reached`
+says whether two workers are as efficient as they are to be, and at most half a point of accuracy
+below one. For engine torch see ddp.py.
 
-    engines.py --table [EPOCHS]
+    engines.py --table [--network NAME] [EPOCHS]
 
 trains by Horovod on 1, 2 and 4 workers for 24 epochs, the shape of the published table: seconds of
 an epoch and in all, accuracy, samples. What is published is of MNIST. Here every row has the same
@@ -22,12 +24,13 @@ JSON on standard output. Needs the environment of tests/testenv.py.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kept import deploy, kept, machine, note, say
 
@@ -37,7 +40,7 @@ from mayfly_train.progress import Progress, after_line
 
 BATCH, SAMPLES = 128, 60_000  # of one worker; pictures in an epoch
 RATE = 0.001  # of Adam, for one worker's batch
-DATA, NETWORK = "Fashion-MNIST", "cnn"
+DATA = "Fashion-MNIST"
 PROGRAMS = {"horovod": "mnist_horovod_keras", "keras-ps": "mnist_keras_ps", "mwms": "mnist_mwms"}
 TOGETHER = ("horovod", "mwms")  # all workers make one step
 # Two workers' rate to twice that of one; and how much lower accuracy may be.
@@ -46,30 +49,47 @@ REACH_ACCURACY = 0.005
 PUBLISHED = {1: 0.9965, 2: 0.9956, 4: 0.9953}  # workers → accuracy, on MNIST
 TABLE_EPOCHS = 24
 # A line of progress often enough for a rate; checkpoints seldom enough not to be what is measured.
-TOLD = {"log_steps": 20, "checkpoint_seconds": 30, "network": NETWORK}
+TOLD = {"log_steps": 20, "checkpoint_seconds": 30}
 LOG = "/var/log/mayfly/chief-0.log"
 PINNED = "/run/systemd/system/mayfly-task@.service.d"
 LIMIT_S, TABLE_LIMIT_S = 1800, 5400
 
 
+class Work(NamedTuple):
+    """What is trained, and on how many samples in all."""
+
+    engine: str
+    network: str
+    samples: int
+
+
 def main() -> int:
     """Measure."""
-    words = sys.argv[1:]
+    args = options(sys.argv[1:])
     before = machine()
-    if words and words[0] == "--table":
-        epochs = int(words[1]) if len(words) > 1 else TABLE_EPOCHS
-        say({"data": DATA, "network": NETWORK, "epochs": epochs, "table": table(epochs)}, before)
+    about = {"data": DATA, "network": args.network}
+    if args.table:
+        epochs = int(args.words[0]) if args.words else TABLE_EPOCHS
+        say({**about, "epochs": epochs, "table": table(args.network, epochs)}, before)
         return 0
-    repeats = int(words[0]) if words else 3
-    samples = SAMPLES * (int(words[1]) if len(words) > 1 else 3)
+    repeats = int(args.words[0]) if args.words else 3
+    samples = SAMPLES * (int(args.words[1]) if len(args.words) > 1 else 3)
     engines = {}
-    for engine in words[2:] or PROGRAMS:
+    for engine in args.words[2:] or PROGRAMS:
         with deploy(engine, bucket()) as lab:
             pin(lab)
-            engines[engine] = measure(lab, engine, repeats, samples)
-    about = {"repeats": repeats, "samples": samples, "data": DATA, "network": NETWORK}
-    say({**about, "engines": engines}, before)
+            engines[engine] = measure(lab, Work(engine, args.network, samples), repeats)
+    say({**about, "repeats": repeats, "samples": samples, "engines": engines}, before)
     return 0
+
+
+def options(words: list[str]) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--table", action="store_true", help="the published table's shape")
+    parser.add_argument("--network", choices=("mlp", "cnn", "deep"), default="cnn")
+    parser.add_argument("words", nargs="*", help="[REPEATS] [EPOCHS] [ENGINE …]")
+    return parser.parse_args(words)
 
 
 def bucket() -> Any:
@@ -94,18 +114,18 @@ def pin(lab: kept.Lab) -> None:
 # --- one worker and two ---------------------------------------------------------------------------
 
 
-def measure(lab: kept.Lab, engine: str, repeats: int, samples: int) -> dict[str, Any]:
+def measure(lab: kept.Lab, work: Work, repeats: int) -> dict[str, Any]:
     """Medians and their ratio, and what they are of."""
     measured: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
     for number in range(repeats):
         for workers in (1, 2) if number % 2 == 0 else (2, 1):
-            measured[workers].append(train(lab, engine, workers, samples, LIMIT_S))
-            note(f"{engine} {number + 1}/{repeats}, {workers}: {measured[workers][-1]}")
+            measured[workers].append(train(lab, work, workers, LIMIT_S))
+            note(f"{work.engine} {number + 1}/{repeats}, {workers}: {measured[workers][-1]}")
     middle = {
         workers: {key: round(statistics.median(one[key] for one in found), 4) for key in found[0]}
         for workers, found in measured.items()
     }
-    return {"median": middle, **compared(engine, middle), **measured}
+    return {"median": middle, **compared(work.engine, middle), **measured}
 
 
 def compared(engine: str, middle: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
@@ -120,14 +140,14 @@ def compared(engine: str, middle: Mapping[int, Mapping[str, float]]) -> dict[str
 # --- the published table --------------------------------------------------------------------------
 
 
-def table(epochs: int) -> list[dict[str, Any]]:
+def table(network: str, epochs: int) -> list[dict[str, Any]]:
     """Its rows."""
     measured = {}
     with deploy("horovod", bucket(), workers=max(PUBLISHED)) as lab:
         pin(lab)
         for workers in PUBLISHED:
-            samples = epochs * SAMPLES
-            measured[workers] = train(lab, "horovod", workers, samples, TABLE_LIMIT_S)
+            work = Work("horovod", network, epochs * SAMPLES)
+            measured[workers] = train(lab, work, workers, TABLE_LIMIT_S)
             note(f"table, {workers}: {measured[workers]}")
     return rows(measured, os.cpu_count() or 1)
 
@@ -160,12 +180,12 @@ def step_of(engine: str, workers: int) -> tuple[int, float]:
     return BATCH * together, RATE * together
 
 
-def train(lab: kept.Lab, engine: str, workers: int, samples: int, limit: int) -> dict[str, Any]:
+def train(lab: kept.Lab, work: Work, workers: int, limit: int) -> dict[str, Any]:
     """Train once with so many workers; figures from the chief's own lines."""
-    batch, learning_rate = step_of(engine, workers)
-    steps = samples // batch
-    told = {**TOLD, "batch_size": batch, "learning_rate": learning_rate}
-    program = lab.program(PROGRAMS[engine], **told)
+    batch, learning_rate = step_of(work.engine, workers)
+    steps = work.samples // batch
+    told = {**TOLD, "network": work.network, "batch_size": batch, "learning_rate": learning_rate}
+    program = lab.program(PROGRAMS[work.engine], **told)
     members = lab.document["nodes"]
     nodes = {**members, "worker": members["worker"][:workers]}
     mode = lab.document["mode"]
@@ -173,13 +193,13 @@ def train(lab: kept.Lab, engine: str, workers: int, samples: int, limit: int) ->
     run = lab.train(steps, mode, program=program, nodes=nodes, program_args={"batch_size": batch})
     while "step=" not in lab.sh("worker-0", f"grep -m 1 'progress: step=' {LOG}", check=False):
         if time.monotonic() - began > limit:
-            sys.exit(f"{engine} told no step: see {LOG}")
+            sys.exit(f"{work.engine} told no step: see {LOG}")
         time.sleep(0.5)
     started = time.monotonic() - began
     status = run.end(limit)
     total = time.monotonic() - began
     if status["state"] != "succeeded":
-        sys.exit(f"{engine} failed: {status['error']}")
+        sys.exit(f"{work.engine} failed: {status['error']}")
     return {
         "examples_per_s": round(batch * rate(lab.sh("worker-0", f"cat {LOG}").splitlines()), 1),
         "start_s": round(started, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 import xml.etree.ElementTree as ET
@@ -128,8 +129,39 @@ def test_each_engine_trains_the_same_network_by_options_that_its_program_takes()
     assert set(engines.PROGRAMS) == set(engines.REACH)
     for program in engines.PROGRAMS.values():
         taken = lab.options_of(PROGRAMS / f"{program}.py")
-        told = {*engines.TOLD, "batch_size", "learning_rate"}
+        told = {*engines.TOLD, "network", "batch_size", "learning_rate"}
         assert told | set(lab.told(program)) <= taken
+
+
+@pytest.mark.parametrize("network", ["cnn", "deep"])
+def test_the_networks_of_all_engines_have_the_same_layers(network):
+    import engines
+
+    found = [layers_of(PROGRAMS / f"{name}.py", network) for name in engines.PROGRAMS.values()]
+    assert found[0] == found[1] == found[2]
+    assert [words for kind, words in found[0] if kind == "Conv2D"] == {
+        "cnn": [[32, 3, "relu"], [64, 3, "relu"]],
+        "deep": [[32, 3, "relu"], [32, 3, "relu"], [64, 3, "relu"], [64, 3, "relu"]],
+    }[network]
+
+
+def layers_of(program: Path, network: str) -> list[tuple[str, list[object]]]:
+    """The hidden layers that a program lists for a network; a vector made a picture is none."""
+    functions = {
+        node.name: node
+        for node in ast.walk(ast.parse(program.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    mlp = next(node for node in ast.walk(functions["network"]) if isinstance(node, ast.If))
+    cnn = mlp.orelse[0]
+    assert isinstance(cnn, ast.If) and "'cnn'" in ast.unparse(cnn.test)
+    branch = {"cnn": cnn.body, "deep": cnn.orelse}[network]
+    layers = []
+    for call in (node for part in branch for node in ast.walk(part)):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            words = [*call.args, *(word.value for word in call.keywords)]
+            layers.append((call.func.attr, [getattr(word, "value", None) for word in words]))
+    return [layer for layer in layers if layer[0] != "Reshape"]
 
 
 @pytest.mark.parametrize(
