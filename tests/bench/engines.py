@@ -1,18 +1,18 @@
 """Each engine with one worker and with two, on one core each: rate, efficiency, accuracy, start.
 
-Usage: engines.py [--network NAME] [REPEATS] [EPOCHS] [ENGINE …]. For each engine a kept cluster of
-two workers (and a parameter server where it has one, on any core) trains its built-in program as a
-run of its own, supervised as always, in turn with one worker and with two. All train the same
-network on the same number of samples of Fashion-MNIST, each worker in batches of 128: `cnn`, two
-convolutions and a dense layer (225,034 weights; 2.6 million multiplications for a picture forward),
-or `deep`, four convolutions (65,642 weights; 9.7 million). Where workers make steps together a step
-has as many samples as all of them take, and the learning rate is scaled by their number (Goyal et
-al., https://arxiv.org/abs/1706.02677). Rates leave out the start and the first lines of progress;
-`start_s` is from the units' start to the first step told, `total_s` to the run's end. `reached`
-says whether two workers are as efficient as they are to be, and at most half a point of accuracy
-below one. For engine torch see ddp.py.
+Usage: engines.py [--network NAME] [--batch N] [REPEATS] [EPOCHS] [ENGINE …]. For each engine a kept
+cluster of two workers (and a parameter server where it has one, on any core) trains its built-in
+program as a run of its own, supervised as always, in turn with one worker and with two. All train
+the same network on the same number of samples of Fashion-MNIST, each worker in batches of N (128):
+`cnn`, two convolutions and a dense layer (225,034 weights; 2.6 million multiplications for a
+picture forward), or `deep`, four convolutions (65,642 weights; 9.7 million). Where workers make
+steps together a step has as many samples as all of them take, and the learning rate is scaled by
+their number (Goyal et al., https://arxiv.org/abs/1706.02677). Rates leave out the start and the
+first lines of progress; `start_s` is from the units' start to the first step told, `total_s` to the
+run's end. `reached` says whether two workers are as efficient as they are to be, and at most half a
+point of accuracy below one. For engine torch see ddp.py.
 
-    engines.py --table [--network NAME] [EPOCHS]
+    engines.py --table [--network NAME] [--batch N] [EPOCHS]
 
 trains by Horovod on 1, 2 and 4 workers for 24 epochs, the shape of the published table: seconds of
 an epoch and in all, accuracy, samples. What is published is of MNIST. Here every row has the same
@@ -38,7 +38,7 @@ import testenv
 from mayfly_train import s3
 from mayfly_train.progress import Progress, after_line
 
-BATCH, SAMPLES = 128, 60_000  # of one worker; pictures in an epoch
+BATCH, SAMPLES = 128, 60_000  # of one worker unless said; pictures in an epoch
 RATE = 0.001  # of Adam, for one worker's batch
 DATA = "Fashion-MNIST"
 PROGRAMS = {"horovod": "mnist_horovod_keras", "keras-ps": "mnist_keras_ps", "mwms": "mnist_mwms"}
@@ -56,21 +56,22 @@ LIMIT_S, TABLE_LIMIT_S = 1800, 5400
 
 
 class Work(NamedTuple):
-    """What is trained, and on how many samples in all."""
+    """What is trained, on how many samples in all, and in batches of how many on each worker."""
 
     engine: str
     network: str
     samples: int
+    batch: int
 
 
 def main() -> int:
     """Measure."""
     args = options(sys.argv[1:])
     before = machine()
-    about = {"data": DATA, "network": args.network}
+    about = {"data": DATA, "network": args.network, "batch": args.batch}
     if args.table:
         epochs = int(args.words[0]) if args.words else TABLE_EPOCHS
-        say({**about, "epochs": epochs, "table": table(args.network, epochs)}, before)
+        say({**about, "epochs": epochs, "table": table(args, epochs)}, before)
         return 0
     repeats = int(args.words[0]) if args.words else 3
     samples = SAMPLES * (int(args.words[1]) if len(args.words) > 1 else 3)
@@ -78,7 +79,8 @@ def main() -> int:
     for engine in args.words[2:] or PROGRAMS:
         with deploy(engine, bucket()) as lab:
             pin(lab)
-            engines[engine] = measure(lab, Work(engine, args.network, samples), repeats)
+            work = Work(engine, args.network, samples, args.batch)
+            engines[engine] = measure(lab, work, repeats)
     say({**about, "repeats": repeats, "samples": samples, "engines": engines}, before)
     return 0
 
@@ -88,6 +90,7 @@ def options(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--table", action="store_true", help="the published table's shape")
     parser.add_argument("--network", choices=("mlp", "cnn", "deep"), default="cnn")
+    parser.add_argument("--batch", type=int, default=BATCH, help="samples of a worker's step")
     parser.add_argument("words", nargs="*", help="[REPEATS] [EPOCHS] [ENGINE …]")
     return parser.parse_args(words)
 
@@ -140,13 +143,13 @@ def compared(engine: str, middle: Mapping[int, Mapping[str, float]]) -> dict[str
 # --- the published table --------------------------------------------------------------------------
 
 
-def table(network: str, epochs: int) -> list[dict[str, Any]]:
+def table(args: argparse.Namespace, epochs: int) -> list[dict[str, Any]]:
     """Its rows."""
     measured = {}
     with deploy("horovod", bucket(), workers=max(PUBLISHED)) as lab:
         pin(lab)
         for workers in PUBLISHED:
-            work = Work("horovod", network, epochs * SAMPLES)
+            work = Work("horovod", args.network, epochs * SAMPLES, args.batch)
             measured[workers] = train(lab, work, workers, TABLE_LIMIT_S)
             note(f"table, {workers}: {measured[workers]}")
     return rows(measured, os.cpu_count() or 1)
@@ -174,15 +177,15 @@ def rows(measured: Mapping[int, Mapping[str, float]], cores: int) -> list[dict[s
 # --- a run ----------------------------------------------------------------------------------------
 
 
-def step_of(engine: str, workers: int) -> tuple[int, float]:
+def step_of(engine: str, batch: int, workers: int) -> tuple[int, float]:
     """Samples in a global step, and the learning rate for it."""
     together = workers if engine in TOGETHER else 1
-    return BATCH * together, RATE * together
+    return batch * together, RATE * together
 
 
 def train(lab: kept.Lab, work: Work, workers: int, limit: int) -> dict[str, Any]:
     """Train once with so many workers; figures from the chief's own lines."""
-    batch, learning_rate = step_of(work.engine, workers)
+    batch, learning_rate = step_of(work.engine, work.batch, workers)
     steps = work.samples // batch
     told = {**TOLD, "network": work.network, "batch_size": batch, "learning_rate": learning_rate}
     program = lab.program(PROGRAMS[work.engine], **told)

@@ -165,13 +165,17 @@ def layers_of(program: Path, network: str) -> list[tuple[str, list[object]]]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "workers", "step"),
-    [("horovod", 4, (512, 0.004)), ("mwms", 2, (256, 0.002)), ("keras-ps", 2, (128, 0.001))],
+    ("engine", "batch", "workers", "step"),
+    [
+        ("horovod", 128, 4, (512, 0.004)),
+        ("mwms", 64, 2, (128, 0.002)),
+        ("keras-ps", 128, 2, (128, 0.001)),
+    ],
 )
-def test_each_worker_takes_128_samples_and_the_rate_is_scaled(engine, workers, step):
+def test_each_worker_takes_a_batch_and_the_rate_is_scaled(engine, batch, workers, step):
     import engines
 
-    assert engines.step_of(engine, workers) == step
+    assert engines.step_of(engine, batch, workers) == step
 
 
 def test_a_rate_leaves_out_the_start():

@@ -337,6 +337,8 @@ class Training:
             lines = self.lab.sh(chief, log, check=False).splitlines()
             if (after_lines(Progress(), lines).step or 0) >= step:
                 return
+            status = self.status()
+            assert status is None or status["state"] not in ENDED, f"over too early: {status}"
             assert time.monotonic() < end, f"no step {step} in {seconds} s: {lines[-3:]}"
             time.sleep(0.3)
 
