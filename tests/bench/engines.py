@@ -190,6 +190,8 @@ def train(lab: kept.Lab, work: Work, workers: int, limit: int) -> dict[str, Any]
     told = {**TOLD, "network": work.network, "batch_size": batch, "learning_rate": learning_rate}
     program = lab.program(PROGRAMS[work.engine], **told)
     members = lab.document["nodes"]
+    if len(members["worker"]) < workers:
+        sys.exit(f"{workers} workers are asked for, and the cluster has {len(members['worker'])}")
     nodes = {**members, "worker": members["worker"][:workers]}
     mode = lab.document["mode"]
     began = time.monotonic()

@@ -25,6 +25,7 @@ from mayfly_train.lifecycle import CHIEF_TASK
 from mayfly_train.progress import Progress, after_lines
 
 CLUSTER = "/etc/mayfly/cluster.json"
+DEPLOYED = "/etc/mayfly/deployed.json"  # the same as it was before a further run, on all nodes
 ENDED = ("succeeded", "failed", "stopped")
 PROGRAMS = "/opt/mayfly/programs"
 DEPLOY_S = 3600  # the engine's part of the node image may have to be compiled first
@@ -124,9 +125,11 @@ class Lab:
     def find_containers(self, made: Iterable[str]) -> None:
         """Match containers to the nodes of the topology document by their address."""
         for container in made:
-            if not self._exec(container, f"cat {CLUSTER} | grep {self.run_id}", check=False):
+            if not self._exec(container, f"grep {self.run_id} {CLUSTER}", check=False):
                 continue  # another cluster's
-            document = self.document = json.loads(self._exec(container, f"cat {CLUSTER}"))
+            # A further run may be on some of the nodes only, and its document tells of no others.
+            found = self._exec(container, f"cp -n {CLUSTER} {DEPLOYED}; cat {DEPLOYED}")
+            document = self.document = json.loads(found)
             own = self._exec(container, "hostname -I").split()
             for kind in ("ps", "worker"):
                 for index, node in enumerate(document["nodes"][kind]):
