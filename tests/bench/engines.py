@@ -1,13 +1,14 @@
 """Each engine with one worker and with two, on one core each: rate, efficiency, accuracy, start.
 
-Usage: engines.py [--network NAME] [--batch N] [REPEATS] [EPOCHS] [ENGINE …]. For each engine a kept
-cluster of two workers (and a parameter server where it has one, on any core) trains its built-in
-program as a run of its own, supervised as always, in turn with one worker and with two. All train
-the same network on the same number of samples of Fashion-MNIST, each worker in batches of N (128):
-`cnn`, two convolutions and a dense layer (225,034 weights; 2.6 million multiplications for a
-picture forward), or `deep`, four convolutions (65,642 weights; 9.7 million). Where workers make
-steps together a step has as many samples as all of them take, and the learning rate is scaled by
-their number (Goyal et al., https://arxiv.org/abs/1706.02677). Rates leave out the start and the
+Usage: engines.py [--network NAME] [--batch N] [--set NAME=VALUE …] [REPEATS] [EPOCHS] [ENGINE …].
+For each engine a kept cluster of two workers (and a parameter server where it has one, on any core)
+trains its built-in program as a run of its own, supervised as always, in turn with one worker and
+with two. All train the same network on the same number of samples of Fashion-MNIST, each worker in
+batches of N (128): `cnn`, two convolutions and a dense layer (225,034 weights; 2.6 million
+multiplications for a picture forward), or `deep`, four convolutions (65,642 weights; 9.7 million).
+`--set` puts a variable into the programs' environment, such as HOROVOD_CYCLE_TIME=5. Where workers
+make steps together a step has as many samples as all of them take, and the learning rate is scaled
+by their number (Goyal et al., https://arxiv.org/abs/1706.02677). Rates leave out the start and the
 first lines of progress; `start_s` is from the units' start to the first step told, `total_s` to the
 run's end. `reached` says whether two workers are as efficient as they are to be, and at most half a
 point of accuracy below one. For engine torch see ddp.py.
@@ -56,30 +57,35 @@ LIMIT_S, TABLE_LIMIT_S = 1800, 5400
 
 
 class Work(NamedTuple):
-    """What is trained, on how many samples in all, and in batches of how many on each worker."""
+    """What is trained, on how many samples in all, in batches of how many on each worker.
+
+    `variables` are added to the programs' environment.
+    """
 
     engine: str
     network: str
     samples: int
     batch: int
+    variables: Mapping[str, str]
 
 
 def main() -> int:
     """Measure."""
     args = options(sys.argv[1:])
     before = machine()
-    about = {"data": DATA, "network": args.network, "batch": args.batch}
+    about = {"data": DATA, "network": args.network, "batch": args.batch, "set": dict(args.set)}
     if args.table:
         epochs = int(args.words[0]) if args.words else TABLE_EPOCHS
-        say({**about, "epochs": epochs, "table": table(args, epochs)}, before)
+        work = Work("horovod", args.network, epochs * SAMPLES, args.batch, dict(args.set))
+        say({**about, "epochs": epochs, "table": table(work)}, before)
         return 0
     repeats = int(args.words[0]) if args.words else 3
     samples = SAMPLES * (int(args.words[1]) if len(args.words) > 1 else 3)
     engines = {}
     for engine in args.words[2:] or PROGRAMS:
+        work = Work(engine, args.network, samples, args.batch, dict(args.set))
         with deploy(engine, bucket()) as lab:
             pin(lab)
-            work = Work(engine, args.network, samples, args.batch)
             engines[engine] = measure(lab, work, repeats)
     say({**about, "repeats": repeats, "samples": samples, "engines": engines}, before)
     return 0
@@ -91,8 +97,17 @@ def options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="the published table's shape")
     parser.add_argument("--network", choices=("mlp", "cnn", "deep"), default="cnn")
     parser.add_argument("--batch", type=int, default=BATCH, help="samples of a worker's step")
+    parser.add_argument("--set", action="append", default=[], type=pair, metavar="NAME=VALUE")
     parser.add_argument("words", nargs="*", help="[REPEATS] [EPOCHS] [ENGINE …]")
     return parser.parse_args(words)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """A variable's name and its value. Raises ArgumentTypeError when there is no `=`."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 def bucket() -> Any:
@@ -143,13 +158,12 @@ def compared(engine: str, middle: Mapping[int, Mapping[str, float]]) -> dict[str
 # --- the published table --------------------------------------------------------------------------
 
 
-def table(args: argparse.Namespace, epochs: int) -> list[dict[str, Any]]:
+def table(work: Work) -> list[dict[str, Any]]:
     """Its rows."""
     measured = {}
-    with deploy("horovod", bucket(), workers=max(PUBLISHED)) as lab:
+    with deploy(work.engine, bucket(), workers=max(PUBLISHED)) as lab:
         pin(lab)
         for workers in PUBLISHED:
-            work = Work("horovod", args.network, epochs * SAMPLES, args.batch)
             measured[workers] = train(lab, work, workers, TABLE_LIMIT_S)
             note(f"table, {workers}: {measured[workers]}")
     return rows(measured, os.cpu_count() or 1)
@@ -195,7 +209,9 @@ def train(lab: kept.Lab, work: Work, workers: int, limit: int) -> dict[str, Any]
     nodes = {**members, "worker": members["worker"][:workers]}
     mode = lab.document["mode"]
     began = time.monotonic()
-    run = lab.train(steps, mode, program=program, nodes=nodes, program_args={"batch_size": batch})
+    changes = {"program": program, "program_args": {"batch_size": batch}, "nodes": nodes}
+    environment = {**lab.document["environment"], **work.variables}
+    run = lab.train(steps, mode, environment=environment, **changes)
     while "step=" not in lab.sh("worker-0", f"grep -m 1 'progress: step=' {LOG}", check=False):
         if time.monotonic() - began > limit:
             sys.exit(f"{work.engine} told no step: see {LOG}")
