@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import sys
 import threading
@@ -400,6 +401,7 @@ def test_mirrored_replicas_stop_after_the_same_call(
     program, keeper = tensorflow_program("mnist_mwms")
     monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": task, "index": 0}}))
     monkeypatch.setattr(program, "take_the_chiefs", lambda *_: None)
+    monkeypatch.setattr(program, "newest_step", lambda _: STEPS - 1)
     monkeypatch.setattr(program, "network", MagicMock())
     monkeypatch.setattr(program, "read_idx", lambda *_: np.zeros(100))
     made, other = [0], [0.0]
@@ -422,6 +424,31 @@ def test_mirrored_replicas_stop_after_the_same_call(
     assert keeper.saved == ([reached] if task == "chief" else [])
     assert keeper.finished == (task == "chief")
     assert f"progress: step={reached} " in capsys.readouterr().out
+    assert "TF_CONFIG" in os.environ
+
+
+@pytest.mark.parametrize("task", ["chief", "worker"])
+def test_a_chief_needs_nobody_where_all_steps_are_made(monkeypatch, tensorflow_program, task):
+    program, keeper = tensorflow_program("mnist_mwms")
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": task, "index": 0}}))
+    monkeypatch.setattr(program, "take_the_chiefs", lambda *_: None)
+    monkeypatch.setattr(program, "newest_step", lambda _: STEPS)
+    monkeypatch.setattr(program, "network", MagicMock())
+    monkeypatch.setattr(program, "read_idx", lambda *_: np.zeros(100))
+    found: list[bool] = []
+
+    def strategy(**_: Any) -> Any:
+        found.append("TF_CONFIG" in os.environ)
+        return MagicMock(num_replicas_in_sync=2)
+
+    program.tf.distribute.MultiWorkerMirroredStrategy.side_effect = strategy
+    optimizer = Namespace(iterations=Namespace(numpy=lambda: STEPS), build=lambda _: None)
+    optimizer.variables = []
+    program.keras.optimizers.Adam.return_value = optimizer
+    program.tf.errors.OpError = OSError
+    assert program.train_with_the_others(WANTED) == 0
+    assert found == [task == "worker"]
+    assert (-1 in keeper.saved) == (task == "chief")
 
 
 # --- sessions of TensorFlow 1 ---------------------------------------------------------------------

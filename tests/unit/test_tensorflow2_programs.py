@@ -174,6 +174,30 @@ def test_checkpoints_are_ordered_by_step_and_parts_are_none(program, name):
     assert program(name).checkpoints(Files({}), "/c") == []
 
 
+def test_a_chief_knows_that_all_is_trained(program, monkeypatch):
+    module, directory = program("mnist_mwms"), "/m/checkpoints"
+    files = Files(dict.fromkeys([f"{directory}/step=900.tar", f"{directory}/step=1000.tar"], b""))
+    monkeypatch.setattr(module, "fsspec", Namespace(url_to_fs=lambda url: (files, url)))
+    assert module.newest_step("/m/") == 1000
+    assert module.newest_step("/other") == 0
+
+
+def test_the_chief_goes_on_when_the_others_have_left_and_they_fail_when_it_has(
+    program, monkeypatch
+):
+    module = program("mnist_mwms")
+    broken = type("OpError", (Exception,), {})
+    names = Namespace(function=lambda body: body, errors=Namespace(OpError=broken))
+    monkeypatch.setattr(module, "tf", names)
+
+    def run(_body: Any) -> None:
+        raise broken
+
+    module.take_leave(Namespace(run=run), chief=True)
+    with pytest.raises(broken):
+        module.take_leave(Namespace(run=run), chief=False)
+
+
 @pytest.mark.parametrize("name", ["mnist_keras_ps", "mnist_mwms"])
 def test_a_file_is_replaced_as_a_whole(program, name):
     files = Files({"/e/model": b"old"})

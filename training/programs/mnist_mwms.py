@@ -99,6 +99,9 @@ def train_with_the_others(args: argparse.Namespace) -> int:
 
     After SIGTERM save what there is, and leave the rest. Returns the exit code.
     """
+    if is_chief() and newest_step(args.job_dir) >= args.train_steps:
+        # What is left takes nobody else, and the others may have left.
+        os.environ.pop("TF_CONFIG", None)
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=SILENT_S
@@ -132,13 +135,12 @@ def train_with_the_others(args: argparse.Namespace) -> int:
     step = int(optimizer.iterations.numpy())
     if chief:
         keeper.save(step)
+        keeper.finish()
     if step < args.train_steps:
-        if chief:
-            keeper.finish()
         return sigterm.EXIT_CODE
     tell(evaluated_step=step, accuracy=f"{accuracy(strategy, model, args.data_dir):.4f}")
+    take_leave(strategy, chief)
     if chief:
-        keeper.finish()
         export(model, args)
     return 0
 
@@ -240,6 +242,19 @@ def take_the_chiefs(strategy: tf.distribute.Strategy, variables: list[tf.Variabl
     for variable, values in zip(variables, strategy.run(sent)):
         value = strategy.experimental_local_results(values)[0]
         variable.assign(tf.cast(value, variable.dtype))
+
+
+def take_leave(strategy: tf.distribute.Strategy, chief: bool) -> None:
+    """Return once all have come here: who ends earlier may break what another still receives.
+
+    This last message may break so, too; but the chief, which has all it needs, goes on then, and
+    the others are not needed for more.
+    """
+    try:
+        strategy.run(tf.function(lambda: summed([tf.ones([])])))
+    except tf.errors.OpError:
+        if not chief:
+            raise
 
 
 def calls(pictures: int, args: argparse.Namespace, step: int) -> Iterator[np.ndarray]:
@@ -397,6 +412,12 @@ def checkpoints(fs: Any, directory: str) -> list[tuple[int, str]]:
     fs.invalidate_cache()
     return sorted((int(match[1]), path) for path in fs.ls(directory, detail=False)
                   if (match := _CHECKPOINT.search(path)))  # fmt: skip
+
+
+def newest_step(job_dir: str) -> int:
+    """The step of a job directory's newest checkpoint, 0 when it has none."""
+    fs, directory = fsspec.url_to_fs(f"{job_dir.rstrip('/')}/checkpoints")
+    return max((step for step, _ in checkpoints(fs, directory)), default=0)
 
 
 def put(fs: Any, path: str, content: bytes) -> None:

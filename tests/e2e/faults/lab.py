@@ -334,15 +334,19 @@ class Training:
 
     def at_told_step(self, step: int, seconds: float = 300) -> None:
         """Return once the chief's own log tells a step; the status is seconds older."""
+        self.at_told(lambda told: (told.step or 0) >= step, seconds)
+
+    def at_told(self, predicate: Callable[[Progress], bool], seconds: float = 300) -> None:
+        """Return once what the chief's own log tells satisfies the predicate."""
         end, log = time.monotonic() + seconds, f"tail -n 40 /var/log/mayfly/{CHIEF_TASK}.log"
         chief = self.lab.node_of(CHIEF_TASK)
         while True:
             lines = self.lab.sh(chief, log, check=False).splitlines()
-            if (after_lines(Progress(), lines).step or 0) >= step:
+            if predicate(after_lines(Progress(), lines)):
                 return
             status = self.status()
             assert status is None or status["state"] not in ENDED, f"over too early: {status}"
-            assert time.monotonic() < end, f"no step {step} in {seconds} s: {lines[-3:]}"
+            assert time.monotonic() < end, f"waited {seconds} s in vain: {lines[-3:]}"
             time.sleep(0.3)
 
     def process(self, task: str, rank: bool = False) -> int | None:
