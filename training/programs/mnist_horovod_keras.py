@@ -123,7 +123,7 @@ def use_own_devices(threads: int) -> None:
 
 
 def network(kind: str, hidden: int) -> tf.keras.Model:
-    """Logits [n, 10] of pictures [n, 784]; all but its MLP are those of mnist_mwms too."""
+    """Logits [n, 10] of pictures [n, 784]; with convolutions, those of mnist_mwms."""
     if kind == "mlp":
         own = [tf.keras.layers.Dense(hidden, "relu")]
     elif kind == "cnn":
