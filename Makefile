@@ -89,9 +89,11 @@ test: setup-dev ## Everything that guards main (about an hour on 2 cores)
 	if [ $$rc = 0 ]; then $(MAKE) --no-print-directory test-molecule test-e2e; rc=$$?; fi; \
 	$(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
 
-test-all: ## test, and every variant and slow case
-	@$(MAKE) --no-print-directory lint test-unit && $(TESTENV) $(BIN)/python tests/molecule/run.py --all \
-	&& $(MAKE) --no-print-directory test-ec2 test-network && $(TESTENV) $(BIN)/pytest -q tests/e2e; rc=$$?; $(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
+test-all: ## test, and every variant and slow case; all parts run, whichever fail
+	@rc=0; $(MAKE) --no-print-directory -k lint test-unit || rc=1; $(TESTENV) $(BIN)/python tests/molecule/run.py --all || rc=1; \
+	$(MAKE) --no-print-directory -k test-ec2 test-network || rc=1; \
+	$(TESTENV) $(BIN)/pytest -q --durations=20 --durations-min=20 tests/e2e || rc=1; \
+	$(TESTENV) $(BIN)/mayfly local down || rc=1; exit $$rc
 
 bench: setup-dev ## Medians of the main job's phases over RUNS=3 runs, as JSON
 	@$(TESTENV) $(BIN)/python tests/bench/main_job.py $(RUNS)
