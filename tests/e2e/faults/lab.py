@@ -29,6 +29,7 @@ DEPLOYED = "/etc/mayfly/deployed.json"  # the same as it was before a further ru
 ENDED = ("succeeded", "failed", "stopped")
 PROGRAMS = "/opt/mayfly/programs"
 DEPLOY_S = 3600  # the engine's part of the node image may have to be compiled first
+STEPS_S = 600  # to some step, beside other work; a run that makes none is failed long before
 SOURCES = ROOT / "training/programs"
 # What a small training still tells: a line of progress and a checkpoint every few seconds.
 TOLD = {"log_steps": 5, "checkpoint_seconds": 5, "batch_size": 32}
@@ -328,15 +329,15 @@ class Training:
                 assert time.monotonic() < end, f"{node} does not know that the run is over"
                 time.sleep(1)
 
-    def at_step(self, step: int, seconds: float = 300) -> Document:
+    def at_step(self, step: int, seconds: float = STEPS_S) -> Document:
         """The status once the training has come to a step."""
         return self.wait_until(lambda status: status["global_step"] >= step, seconds)
 
-    def at_told_step(self, step: int, seconds: float = 300) -> None:
+    def at_told_step(self, step: int, seconds: float = STEPS_S) -> None:
         """Return once the chief's own log tells a step; the status is seconds older."""
         self.at_told(lambda told: (told.step or 0) >= step, seconds)
 
-    def at_told(self, predicate: Callable[[Progress], bool], seconds: float = 300) -> None:
+    def at_told(self, predicate: Callable[[Progress], bool], seconds: float = STEPS_S) -> None:
         """Return once what the chief's own log tells satisfies the predicate."""
         end, log = time.monotonic() + seconds, f"tail -n 40 /var/log/mayfly/{CHIEF_TASK}.log"
         chief = self.lab.node_of(CHIEF_TASK)

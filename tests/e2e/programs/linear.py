@@ -37,7 +37,12 @@ def main():
     column = tf.feature_column.numeric_column("pixels", shape=[PIXELS])
     config = tf.estimator.RunConfig(save_checkpoints_steps=200, log_step_count_steps=50)
     estimator = tf.estimator.LinearClassifier(
-        [column], arguments.job_dir, n_classes=10, config=config, optimizer="SGD"
+        [column],
+        arguments.job_dir,
+        n_classes=10,
+        config=config,
+        # At the default, 0.2, accuracy goes up and down between 0.6 and 0.8 from step to step.
+        optimizer=lambda: tf.keras.optimizers.legacy.SGD(0.01),
     )
     serving = tf.estimator.export.build_parsing_serving_input_receiver_fn(
         tf.feature_column.make_parse_example_spec([column])
