@@ -329,17 +329,17 @@ class Training:
                 assert time.monotonic() < end, f"{node} does not know that the run is over"
                 time.sleep(1)
 
-    def at_step(self, step: int, seconds: float = STEPS_S) -> Document:
+    def at_step(self, step: int) -> Document:
         """The status once the training has come to a step."""
-        return self.wait_until(lambda status: status["global_step"] >= step, seconds)
+        return self.wait_until(lambda status: status["global_step"] >= step, STEPS_S)
 
-    def at_told_step(self, step: int, seconds: float = STEPS_S) -> None:
+    def at_told_step(self, step: int) -> None:
         """Return once the chief's own log tells a step; the status is seconds older."""
-        self.at_told(lambda told: (told.step or 0) >= step, seconds)
+        self.at_told(lambda told: (told.step or 0) >= step)
 
-    def at_told(self, predicate: Callable[[Progress], bool], seconds: float = STEPS_S) -> None:
+    def at_told(self, predicate: Callable[[Progress], bool]) -> None:
         """Return once what the chief's own log tells satisfies the predicate."""
-        end, log = time.monotonic() + seconds, f"tail -n 40 /var/log/mayfly/{CHIEF_TASK}.log"
+        end, log = time.monotonic() + STEPS_S, f"tail -n 40 /var/log/mayfly/{CHIEF_TASK}.log"
         chief = self.lab.node_of(CHIEF_TASK)
         while True:
             lines = self.lab.sh(chief, log, check=False).splitlines()
@@ -347,7 +347,7 @@ class Training:
                 return
             status = self.status()
             assert status is None or status["state"] not in ENDED, f"over too early: {status}"
-            assert time.monotonic() < end, f"waited {seconds} s in vain: {lines[-3:]}"
+            assert time.monotonic() < end, f"waited {STEPS_S} s in vain: {lines[-3:]}"
             time.sleep(0.3)
 
     def process(self, task: str, rank: bool = False) -> int | None:
