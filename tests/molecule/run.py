@@ -34,6 +34,7 @@ EXTRAS = {
 }
 ON_DEMAND = ("horovod", "juicefs")
 LONGEST_LINE = 600  # of what is told again at the end
+LAST_LINES = 40  # told again where Ansible ended without a task that failed
 LONGEST = "trainer/"  # started first, so that nothing short waits for it at the end
 
 
@@ -109,16 +110,23 @@ def own_network(environment: dict[str, str]) -> str:
 
 
 def why(said: str) -> list[str]:
-    """The lines that tell what failed, each after the step or task that it belongs to."""
-    task, told = "", []
-    for line in said.splitlines():
+    """The lines that tell what failed, each after the step or task that it belongs to.
+
+    Where no task failed (Ansible was killed, or failed itself): the last lines up to molecule's
+    own on the exit status, or up to the end.
+    """
+    task, told, lines = "", [], said.splitlines()
+    for line in lines:
         if line.startswith(("TASK [", "INFO ")):
             task = line.rstrip(" *")
         elif line.startswith(("fatal:", "failed:")):
             told += [task, line[:LONGEST_LINE]]
         elif line.startswith("* ["):  # not idempotent
             told.append(line)
-    return told or said.splitlines()[-10:]
+    if told:
+        return told
+    ended = next((n for n, line in enumerate(lines, 1) if line.startswith("CRITICAL")), len(lines))
+    return [line[:LONGEST_LINE] for line in lines[max(0, ended - LAST_LINES) : ended]]
 
 
 def run(name: str, environment: dict[str, str], keep: bool) -> tuple[bool, float, str]:
