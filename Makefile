@@ -98,8 +98,8 @@ test-all: ## test, and every variant and slow case; all parts run, whichever fai
 bench: setup-dev ## Medians of the main job's phases over RUNS=3 runs, as JSON
 	@$(TESTENV) $(BIN)/python tests/bench/main_job.py $(RUNS)
 
-bench-staging: setup-dev ## S3 → HDFS beside the old way and the limits, RUNS=5
-	@$(TESTENV) $(BIN)/python tests/bench/staging.py $(RUNS)
+bench-staging: setup-dev ## S3 → HDFS beside the old way and the limits, RUNS=5, FILES=5, MIB=64 each
+	@$(TESTENV) $(BIN)/python tests/bench/staging.py $(call flag,FILES,files) $(call flag,MIB,mib) $(RUNS)
 
 bench-input: setup-dev ## Training fed from HDFS beside training fed from memory, RUNS=5
 	@$(TESTENV) $(BIN)/python tests/bench/input.py $(RUNS)

@@ -1,18 +1,20 @@
 """S3 → HDFS by `mayfly-node stage` beside the old way and the two limits, interleaved in one run.
 
-Usage: staging.py [REPEATS] [MIB_PER_FILE]. All on one node of a cluster of three (replication 2),
-five files. JSON on standard output. Ways, each a command of its own on the node:
+Usage: staging.py [--files N] [--mib M] [REPEATS]. All on one node of a cluster of three, with
+replication 2; five files of 64 MiB unless said. JSON on standard output. Ways, each a command of
+its own on the node:
   stage      mayfly-node stage
   old        boto3's download to the node's disk, four files at a time, then `hdfs dfs -put` with
              the JVM, the sizes of packets and checksums that Hadoop has by default
-  s3_read    reading from S3 to nowhere, as staging reads, four files at a time
-  hdfs_write writing to HDFS from memory, as staging writes, four files at a time
+  s3_read    reading from S3 to nowhere, as staging reads, as many files at a time
+  hdfs_write writing to HDFS from memory, as staging writes, as many files at a time
 `whole` is a command's time as its caller sees it, `work` is without its start (not for `old`).
 Needs the environment of tests/testenv.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -23,7 +25,6 @@ from typing import Any
 from kept import deploy as deploy_nodes
 from kept import machine, node_command, note, say
 
-FILES = 5
 NODE = "worker-0"
 SOURCE = "s3://mayfly/bench/staging"
 TARGET = "/mayfly/bench"
@@ -41,12 +42,13 @@ import json, os, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from mayfly_train import hdfs, manifest, s3
+from mayfly_train.stage import PARALLEL
 client = s3.connect(s3.S3Settings.from_file(Path("/etc/mayfly/s3.env")))
 source = s3.parse_uri(SOURCE)
 cluster = json.loads(Path("/etc/mayfly/cluster.json").read_text())
-def each(action, names):
+def each(action, names, parallel):
     started = time.monotonic()
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(parallel) as pool:
         list(pool.map(action, names))
     print(json.dumps({"seconds": time.monotonic() - started}))
 """
@@ -59,6 +61,7 @@ def file(number):
     name = f"train-{number:05d}-of-{FILES:05d}.tfrecords"
     client.put_object(Bucket=source.bucket, Key=source.join(name).key, Body=data)
     return manifest.Entry(name, size, hashlib.sha256(data).hexdigest())
+s3.delete_below(client, source)
 made = manifest.build("dataset", [file(n) for n in range(FILES)], name="bench")
 s3.write_bytes(client, source.join(manifest.NAME), made.to_json().encode(), "application/json")
 """
@@ -69,28 +72,31 @@ S3_READ = """
 def read(name):
     for chunk in s3.read_chunks(client, source.join(name)):
         pass
-each(read, names)
+each(read, names, PARALLEL)
 """
 DOWNLOAD = """
 os.makedirs(SCRATCH, exist_ok=True)
-each(lambda n: client.download_file(source.bucket, source.join(n).key, f"{SCRATCH}/{n}"), names)
+each(lambda n: client.download_file(source.bucket, source.join(n).key, f"{SCRATCH}/{n}"), names, 4)
 """
 HDFS_WRITE = """
 store = hdfs.Hdfs(cluster["namenode"]["rpc"], cluster["namenode"]["http"])
 chunk = os.urandom(s3.CHUNK_BYTES)
-chunks = MIB << 20 >> 22
-each(lambda n: store.write_chunks(f"{TARGET}/{n}", (chunk for _ in range(chunks))), names)
+def written(size):
+    while size:
+        yield chunk[:size]
+        size -= len(chunk[:size])
+each(lambda n: store.write_chunks(f"{TARGET}/{n}", written(MIB << 20)), names, PARALLEL)
 """
 
 
 def main() -> int:
     """Measure; 1 when a way failed."""
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    mib = int(sys.argv[2]) if len(sys.argv) > 2 else 64
+    args = options(sys.argv[1:])
+    repeats = args.repeats
     with deploy_nodes() as lab:
         note("preparing the data")
-        node_command(lab, NODE, AGENT, script(PREPARE, mib))
-        ways = commands(lab, mib)
+        node_command(lab, NODE, AGENT, script(PREPARE, args))
+        ways = commands(lab, args)
         before = machine()
         measured: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for number in range(repeats):
@@ -100,18 +106,29 @@ def main() -> int:
                 measured[way].append(ways[way]())
                 note(f"{number + 1}/{repeats} {way}: {measured[way][-1]}")
         clear(lab)
-        say(summary(measured, FILES * mib), before)
+        about = {"files": args.files, "mib_per_file": args.mib}
+        say({**about, **summary(measured, args.files * args.mib)}, before)
     return 0
 
 
-def script(text: str, mib: int) -> str:
-    """A program for the node with this file's constants in it."""
-    values = {"SOURCE": SOURCE, "TARGET": TARGET, "SCRATCH": SCRATCH, "FILES": FILES, "MIB": mib}
+def options(words: list[str]) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--files", type=int, default=5)
+    parser.add_argument("--mib", type=int, default=64, help="of each file")
+    parser.add_argument("repeats", type=int, nargs="?", default=5)
+    return parser.parse_args(words)
+
+
+def script(text: str, args: argparse.Namespace) -> str:
+    """A program for the node with this file's constants, and the data's size, in it."""
+    size = {"FILES": args.files, "MIB": args.mib}
+    values = {"SOURCE": SOURCE, "TARGET": TARGET, "SCRATCH": SCRATCH, **size}
     head = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     return head + COMMON + text
 
 
-def commands(lab: Any, mib: int) -> dict[str, Callable[[], dict[str, float]]]:
+def commands(lab: Any, args: argparse.Namespace) -> dict[str, Callable[[], dict[str, float]]]:
     """Way → what does it once and says how long it took."""
     namenode = json.loads(lab.sh(NODE, "cat /etc/mayfly/cluster.json"))["namenode"]
     stage = (
@@ -123,9 +140,9 @@ def commands(lab: Any, mib: int) -> dict[str, Callable[[], dict[str, float]]]:
     put = f"{stock} -mkdir -p {TARGET} && {stock} {DEFAULTS} -put {SCRATCH}/* {TARGET}/"
     return {
         "stage": lambda: timed(lab, stage),
-        "old": lambda: timed(lab, f"{AGENT} && {put}", script(NAMES + DOWNLOAD, mib)),
-        "s3_read": lambda: timed(lab, AGENT, script(NAMES + S3_READ, mib)),
-        "hdfs_write": lambda: timed(lab, AGENT, script(NAMES + HDFS_WRITE, mib)),
+        "old": lambda: timed(lab, f"{AGENT} && {put}", script(NAMES + DOWNLOAD, args)),
+        "s3_read": lambda: timed(lab, AGENT, script(NAMES + S3_READ, args)),
+        "hdfs_write": lambda: timed(lab, AGENT, script(NAMES + HDFS_WRITE, args)),
     }
 
 
