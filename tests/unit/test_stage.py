@@ -76,6 +76,25 @@ def test_a_second_run_copies_nothing(job):
     assert (progress.files, progress.bytes) == (6, 15000)
 
 
+def test_the_namenode_is_asked_little(job, monkeypatch):
+    asked = []
+
+    def count(name):
+        answer = getattr(job.store, name)
+        monkeypatch.setattr(job.store, name, lambda path: asked.append(name) or answer(path))
+
+    for name in ("status", "walk", "make_directory"):
+        count(name)
+    run(job)
+    # For each file once, after it was written, and once for the marker.
+    assert asked.count("status") == len(FILES) + 1
+    assert asked.count("walk") == 1
+    assert asked.count("make_directory") <= 2  # once by each of the two that copy at a time
+    asked.clear()
+    run(job)
+    assert asked == ["walk", "status"]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 9])
 def test_the_shares_are_disjoint_whole_and_about_equal(count):
     files = dataset().files

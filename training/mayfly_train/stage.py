@@ -14,7 +14,7 @@ import posixpath
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -108,12 +108,13 @@ def stage(job: Job, share: Share, progress: StagingProgress, parallel: int = PAR
     """
     started = time.monotonic()
     dataset = with_backoff(lambda _: _read_dataset(job))
-    _require_no_strangers(job, dataset)
+    sizes = _sizes_there(job, dataset)
     files = share.of(dataset.files)
     marker = job.path(_STATE_DIRECTORY, f"{dataset.digest()[:16]}-{share.index}-of-{share.count}")
     complete = job.store.status(marker) is not None
     progress.set_total(len(files), sum(entry.size for entry in files))
-    copied = _Copier(job, progress, complete, parallel).bring_all(files)
+    there = _There(sizes, trusted=complete)
+    copied = _Copier(job, progress, there, parallel).bring_all(files)
     if copied or not complete:
         if share.index == 0:
             text = dataset.to_json().encode()
@@ -129,16 +130,31 @@ def stage(job: Job, share: Share, progress: StagingProgress, parallel: int = PAR
     )
 
 
+@dataclass(frozen=True)
+class _There:
+    """The size of each file that was in HDFS at the start, by path.
+
+    Where they are trusted a file of the right size is whole; elsewhere its SHA-256 tells.
+    """
+
+    sizes: Mapping[str, int]
+    trusted: bool
+
+
 class _Stopped(Exception):
     """Another file failed for good, so this one need not go on."""
 
 
 class _Copier:
-    """Brings files of one dataset into HDFS."""
+    """Brings files of one dataset into HDFS.
 
-    def __init__(self, job: Job, progress: StagingProgress, trust_size: bool, parallel: int):
-        self._job, self._progress, self._trust_size = job, progress, trust_size
+    The NameNode is asked as little as may be: it answers for every file of every node.
+    """
+
+    def __init__(self, job: Job, progress: StagingProgress, there: _There, parallel: int):
+        self._job, self._progress, self._there = job, progress, there
         self._parallel = parallel
+        self._directories: set[str] = set()  # that were made
         self._stopped = threading.Event()
 
     def bring_all(self, entries: list[Entry]) -> list[Entry]:
@@ -175,10 +191,9 @@ class _Copier:
 
     def _is_there(self, entry: Entry) -> bool:
         path = self._job.path(entry.path)
-        found = self._job.store.status(path)
-        if found is None or found.size != entry.size:
+        if self._there.sizes.get(path) != entry.size:
             return False
-        if self._trust_size:
+        if self._there.trusted:
             return True
         return with_backoff(lambda attempt: self._sha256(path, attempt > 0)) == entry.sha256
 
@@ -220,8 +235,13 @@ class _Copier:
         except BaseException:
             stream.take_back()
             raise
-        self._job.store.make_directory(posixpath.dirname(final))
+        self._make_directory(posixpath.dirname(final))
         self._job.store.rename(part, final)
+
+    def _make_directory(self, directory: str) -> None:
+        if directory not in self._directories:
+            self._job.store.make_directory(directory)
+            self._directories.add(directory)
 
 
 class _Stream:
@@ -281,22 +301,25 @@ def _read_dataset(job: Job) -> Manifest:
     return dataset
 
 
-def _require_no_strangers(job: Job, dataset: Manifest) -> None:
-    """Another dataset's files would be trained on together with this one's."""
+def _sizes_there(job: Job, dataset: Manifest) -> dict[str, int]:
+    """The size of each file that is in HDFS, by path, once for all of them.
+
+    Raises BadInput for another dataset's files: they would be trained on together with these.
+    """
     ours = {job.path(name) for name in (*dataset.by_path(), manifest.NAME)}
     state = job.path(_STATE_DIRECTORY, "")
+    found = {info.path: info.size for info in job.store.walk(job.directory)}
     strangers = [
-        info.path
-        for info in job.store.walk(job.directory)
-        if info.path not in ours
-        and not info.path.startswith(state)
-        and not info.path.endswith(hdfs.PART_SUFFIX)
+        path
+        for path in found
+        if path not in ours and not path.startswith(state) and not path.endswith(hdfs.PART_SUFFIX)
     ]
     if strangers:
         raise BadInput(
             f"files of another dataset in HDFS: {strangers[0]} (one of {len(strangers)}) — "
             "name another directory or delete them"
         )
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
