@@ -285,12 +285,16 @@ def left_once(site: Site, number: int) -> bool:
 
 def watch(site: Site, fault: Fault) -> None:
     """See when an attempt on a silent node is given up; later the ledger may know better, for its
-    marker may still come."""
-    query = "SELECT COUNT(*) FROM attempts WHERE state = 'lost' AND node LIKE ? AND ended > ?"
+    marker may still come. It is broken instead of lost where its worker, who had missed the
+    scheduler as well, recorded that in the store before the head looked there."""
+    query = (
+        "SELECT COUNT(*) FROM attempts"
+        " WHERE state IN ('lost', 'broken') AND node LIKE ? AND ended > ?"
+    )
     while not site.ended.wait(0.2) and time.time() < fault.at + 60:
         with sqlite3.connect(site.directory / "ledger/ledger.sqlite", timeout=30) as db:
-            ((lost,),) = db.execute(query, (f"n{fault.node}-%", fault.at)).fetchall()
-        if lost:
+            ((ended,),) = db.execute(query, (f"n{fault.node}-%", fault.at)).fetchall()
+        if ended:
             fault.given_up_s = round(time.time() - fault.at, 1)
             return
 

@@ -94,8 +94,6 @@ def deploy(platform, tmp_path) -> Iterator:
                 stderr=file,
                 text=True,
                 start_new_session=True,
-                # A test run in a shell's background is deaf to Ctrl-C, and so would this be.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
         started.append(Deployment(process, name, messages))
         return started[-1]
