@@ -264,7 +264,7 @@ def test_max_duration_counts_from_the_first_start(tmp_path, board):
 SAVES = """
 import signal, sys, time
 def save(*_):
-    print("progress: step=77", flush=True)
+    print("a line\\n" * 3000 + "progress: step=77", flush=True)
     open({saved!r}, "w").close()
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)

@@ -66,6 +66,7 @@ SAVE_S = 60.0
 OVERTIME_S = 300.0
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 BOARD_WAIT_S = 120.0
+READ_OUT_S = 2.0  # for an ended program's last lines; another group's process may hold its pipe
 HUNG_S = 45.0  # without an answer of the program's gRPC server
 STAY_POLL_S = 10.0
 # A board that does not answer for so long has gone with its nodes, and its run with it.
@@ -438,7 +439,7 @@ class Child:
         """The exit code, None while it runs; its output has been read when it has ended."""
         code = self._process.poll()
         if code is not None:
-            self._reader.join(timeout=2)
+            self._reader.join(READ_OUT_S)
         return code
 
     def new_lines(self) -> list[str]:
@@ -450,9 +451,12 @@ class Child:
 
     def end(self, kill_after: float) -> int:
         """Ask the whole group to end, kill what is left after a while; the exit code. A shell ends
-        at once; what it has started may have to save yet."""
+        at once; what it has started may have to save yet. What it wrote last has been read then:
+        it tells the step that was saved."""
         end_group(self._process.pid, self._process, kill_after)
-        return self._process.wait()
+        code = self._process.wait()
+        self._reader.join(READ_OUT_S)
+        return code
 
     def kill_group(self) -> None:
         """Kill whatever is left of the group, the program's own children too."""
