@@ -8,7 +8,10 @@ batches of N (128): `cnn`, two convolutions and a dense layer (225,034 weights; 
 multiplications for a picture forward), or `deep`, four convolutions (65,642 weights; 9.7 million).
 `--set` puts a variable into the programs' environment, such as HOROVOD_CYCLE_TIME=5. Where workers
 make steps together a step has as many samples as all of them take, and the learning rate is scaled
-by their number (Goyal et al., https://arxiv.org/abs/1706.02677). Rates leave out the start and the
+by their number (Goyal et al., https://arxiv.org/abs/1706.02677). For these engines both nodes also
+train at once as runs of their own that never speak, half of the samples each, in the same turns
+(`apart`): what they reach together is what this machine allows two workers, `efficiency_apart`
+tells it, and `of_apart` is what is left of it when they do speak. Rates leave out the start and the
 first lines of progress; `start_s` is from the units' start to the first step told, `total_s` to the
 run's end. `reached` says whether two workers are as efficient as they are to be, and at most half a
 point of accuracy below one. For engine torch see ddp.py.
@@ -44,6 +47,7 @@ RATE = 0.001  # of Adam, for one worker's batch
 DATA = "Fashion-MNIST"
 PROGRAMS = {"horovod": "mnist_horovod_keras", "keras-ps": "mnist_keras_ps", "mwms": "mnist_mwms"}
 TOGETHER = ("horovod", "mwms")  # all workers make one step
+APART = "apart"  # two workers at once, each a run of its own
 # Two workers' rate to twice that of one; and how much lower accuracy may be.
 REACH = {"horovod": 0.88, "keras-ps": 0.85, "mwms": 0.85}
 REACH_ACCURACY = 0.005
@@ -133,26 +137,34 @@ def pin(lab: kept.Lab) -> None:
 
 
 def measure(lab: kept.Lab, work: Work, repeats: int) -> dict[str, Any]:
-    """Medians and their ratio, and what they are of."""
-    measured: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
+    """Medians and their ratios, and what they are of."""
+    ways: list[Any] = [1, APART, 2] if work.engine in TOGETHER else [1, 2]
+    measured: dict[Any, list[dict[str, Any]]] = {way: [] for way in ways}
     for number in range(repeats):
-        for workers in (1, 2) if number % 2 == 0 else (2, 1):
-            measured[workers].append(train(lab, work, workers, LIMIT_S))
-            note(f"{work.engine} {number + 1}/{repeats}, {workers}: {measured[workers][-1]}")
+        for way in ways if number % 2 == 0 else reversed(ways):
+            found = apart(lab, work) if way == APART else train(lab, work, way, LIMIT_S)
+            measured[way].append(found)
+            note(f"{work.engine} {number + 1}/{repeats}, {way}: {found}")
     middle = {
-        workers: {key: round(statistics.median(one[key] for one in found), 4) for key in found[0]}
-        for workers, found in measured.items()
+        way: {key: round(statistics.median(one[key] for one in found), 4) for key in found[0]}
+        for way, found in measured.items()
     }
     return {"median": middle, **compared(work.engine, middle), **measured}
 
 
-def compared(engine: str, middle: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
-    """Two workers beside one, and whether that is what is to be reached."""
+def compared(engine: str, middle: Mapping[Any, Mapping[str, float]]) -> dict[str, Any]:
+    """Two workers beside one, and whether that is what is to be reached; beside two that never
+    speak, where there are some."""
     one, two = middle[1], middle[2]
     efficiency = round(two["examples_per_s"] / (2 * one["examples_per_s"]), 3)
-    apart = round(two["accuracy"] - one["accuracy"], 4)
-    reached = efficiency >= REACH[engine] and apart >= -REACH_ACCURACY
-    return {"efficiency": efficiency, "accuracy_apart": apart, "reached": reached}
+    lower = round(two["accuracy"] - one["accuracy"], 4)
+    reached = efficiency >= REACH[engine] and lower >= -REACH_ACCURACY
+    found = {"efficiency": efficiency, "accuracy_apart": lower, "reached": reached}
+    if APART in middle:
+        together = middle[APART]["examples_per_s"]
+        found["efficiency_apart"] = round(together / (2 * one["examples_per_s"]), 3)
+        found["of_apart"] = round(two["examples_per_s"] / together, 3)
+    return found
 
 
 # --- the published table --------------------------------------------------------------------------
@@ -191,43 +203,72 @@ def rows(measured: Mapping[int, Mapping[str, float]], cores: int) -> list[dict[s
 # --- a run ----------------------------------------------------------------------------------------
 
 
+def train(lab: kept.Lab, work: Work, workers: int, limit: int) -> dict[str, Any]:
+    """Train once with so many workers; figures from the chief's own lines."""
+    members = lab.document["nodes"]
+    if len(members["worker"]) < workers:
+        sys.exit(f"{workers} workers are asked for, and the cluster has {len(members['worker'])}")
+    nodes = {**members, "worker": members["worker"][:workers]}
+    began = time.monotonic()
+    run = lab.train(**changes(lab, work, workers), nodes=nodes)
+    while "step=" not in lab.sh("worker-0", f"grep -m 1 'progress: step=' {LOG}", check=False):
+        if time.monotonic() - began > limit:
+            sys.exit(f"{work.engine} told no step: see {LOG}")
+        time.sleep(0.5)
+    started = time.monotonic() - began
+    status = succeeded(run, limit)
+    total = time.monotonic() - began
+    return {
+        "examples_per_s": examples_per_s(lab, "worker-0", work, workers),
+        "start_s": round(started, 1),
+        "total_s": round(total, 1),
+        "samples": status["samples_seen"],
+        "accuracy": status["accuracy"],
+    }
+
+
+def apart(lab: kept.Lab, work: Work) -> dict[str, Any]:
+    """Train once on each worker's node by itself, at the same time: their rates' sum."""
+    nodes = [name for name in lab.containers if name.startswith("worker-")]
+    half = work._replace(samples=work.samples // len(nodes))
+    runs = lab.train_apart(**changes(lab, half, 1))
+    for run in runs:
+        succeeded(run, LIMIT_S)
+    each = [examples_per_s(lab, node, half, 1) for node in nodes]
+    return {"examples_per_s": round(sum(each), 1), "slower": min(each)}
+
+
+def changes(lab: kept.Lab, work: Work, workers: int) -> dict[str, Any]:
+    """What `Lab.train` is told for so many workers that make these samples."""
+    batch, learning_rate = step_of(work.engine, work.batch, workers)
+    told = {**TOLD, "network": work.network, "batch_size": batch, "learning_rate": learning_rate}
+    return {
+        "steps": work.samples // batch,
+        "mode": lab.document["mode"],
+        "program": lab.program(PROGRAMS[work.engine], **told),
+        "program_args": {"batch_size": batch},
+        "environment": {**lab.document["environment"], **work.variables},
+    }
+
+
 def step_of(engine: str, batch: int, workers: int) -> tuple[int, float]:
     """Samples in a global step, and the learning rate for it."""
     together = workers if engine in TOGETHER else 1
     return batch * together, RATE * together
 
 
-def train(lab: kept.Lab, work: Work, workers: int, limit: int) -> dict[str, Any]:
-    """Train once with so many workers; figures from the chief's own lines."""
-    batch, learning_rate = step_of(work.engine, work.batch, workers)
-    steps = work.samples // batch
-    told = {**TOLD, "network": work.network, "batch_size": batch, "learning_rate": learning_rate}
-    program = lab.program(PROGRAMS[work.engine], **told)
-    members = lab.document["nodes"]
-    if len(members["worker"]) < workers:
-        sys.exit(f"{workers} workers are asked for, and the cluster has {len(members['worker'])}")
-    nodes = {**members, "worker": members["worker"][:workers]}
-    mode = lab.document["mode"]
-    began = time.monotonic()
-    changes = {"program": program, "program_args": {"batch_size": batch}, "nodes": nodes}
-    environment = {**lab.document["environment"], **work.variables}
-    run = lab.train(steps, mode, environment=environment, **changes)
-    while "step=" not in lab.sh("worker-0", f"grep -m 1 'progress: step=' {LOG}", check=False):
-        if time.monotonic() - began > limit:
-            sys.exit(f"{work.engine} told no step: see {LOG}")
-        time.sleep(0.5)
-    started = time.monotonic() - began
-    status = run.end(limit)
-    total = time.monotonic() - began
+def succeeded(run: Any, limit: int) -> dict[str, Any]:
+    """The status of a run's end; ends the bench when it has failed."""
+    status: dict[str, Any] = run.end(limit)
     if status["state"] != "succeeded":
-        sys.exit(f"{work.engine} failed: {status['error']}")
-    return {
-        "examples_per_s": round(batch * rate(lab.sh("worker-0", f"cat {LOG}").splitlines()), 1),
-        "start_s": round(started, 1),
-        "total_s": round(total, 1),
-        "samples": status["samples_seen"],
-        "accuracy": status["accuracy"],
-    }
+        sys.exit(f"{run.run_id} failed: {status['error']}")
+    return status
+
+
+def examples_per_s(lab: kept.Lab, node: str, work: Work, workers: int) -> float:
+    """The rate that a node's chief has told in its lines."""
+    batch, _ = step_of(work.engine, work.batch, workers)
+    return round(batch * rate(lab.sh(node, f"cat {LOG}").splitlines()), 1)
 
 
 def rate(lines: list[str]) -> float:

@@ -211,6 +211,16 @@ def test_two_workers_are_efficient_and_as_good_as_one(engine, rate, accuracy, re
     assert found["reached"] is reached
 
 
+def test_two_workers_are_compared_with_two_that_never_speak():
+    import engines
+
+    one, two = ({"examples_per_s": rate, "accuracy": 0.9} for rate in (1000, 1700))
+    found = engines.compared("horovod", {1: one, 2: two, engines.APART: {"examples_per_s": 1800}})
+    assert (found["efficiency"], found["efficiency_apart"]) == (0.85, 0.9)
+    assert found["of_apart"] == round(1700 / 1800, 3)
+    assert found["reached"] is False  # by what was promised, not by what the machine allows
+
+
 def test_the_table_has_the_published_rows():
     import engines
 

@@ -26,6 +26,7 @@ from mayfly_train.progress import Progress, after_lines
 
 CLUSTER = "/etc/mayfly/cluster.json"
 DEPLOYED = "/etc/mayfly/deployed.json"  # the same as it was before a further run, on all nodes
+COORDINATOR = "/etc/systemd/system/mayfly-run.service"
 ENDED = ("succeeded", "failed", "stopped")
 PROGRAMS = "/opt/mayfly/programs"
 DEPLOY_S = 3600  # the engine's part of the node image may have to be compiled first
@@ -162,15 +163,35 @@ class Lab:
 
     def train(self, steps: int = 300, mode: str = "async", **cluster_changes: Any) -> Training:
         """Start a further run on these nodes; `cluster_changes` are keys of cluster.json."""
+        self._quiet()
+        return self._begin(self.containers, {"steps": steps, "mode": mode, **cluster_changes})
+
+    def train_apart(self, steps: int, mode: str, **cluster_changes: Any) -> list[Training]:
+        """Start on each worker's node a run of its own that knows of no other node, all at once."""
+        self._quiet()
+        runs = []
+        unit = self.sh("worker-0", f"cat {COORDINATOR}")  # which is the chief's, usually
+        for index, worker in enumerate(self.document["nodes"]["worker"]):
+            alone = {"nodes": {"ps": [], "worker": [worker]}}
+            changes = {"steps": steps, "mode": mode, **cluster_changes, **alone}
+            node = f"worker-{index}"
+            self.sh(node, f"cat > {COORDINATOR} <<'END'\n{unit}END\nsystemctl daemon-reload")
+            runs.append(self._begin([node], changes))
+        return runs
+
+    def _quiet(self) -> None:
+        """Mend all, and stop the last run's tasks."""
         self.heal()
         for node in self.containers:
             self.sh(node, "systemctl stop 'mayfly-task@*' mayfly-run", check=False)
+
+    def _begin(self, where: Iterable[str], cluster_changes: Document) -> Training:
+        """Start a run on some of the nodes."""
         self.trainings += 1
         run = f"{self.run_id[:32]}-f{self.trainings}-{int(time.time()) % 100_000}"
         uri = f"{self.uri.rpartition('/')[0]}/{run}"
-        changes = {"run": run, "run_uri": uri, "steps": steps, "mode": mode, **cluster_changes}
-        for node in self.containers:
-            self._prepare(node, changes)
+        for node in where:
+            self._prepare(node, {"run": run, "run_uri": uri, **cluster_changes})
             self.sh(node, "systemctl reset-failed", check=False)
         self.tasks = self._tasks(cluster_changes)
         for node, tasks in self.tasks.items():
