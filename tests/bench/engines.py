@@ -209,8 +209,9 @@ def train(lab: kept.Lab, work: Work, workers: int, limit: int) -> dict[str, Any]
     if len(members["worker"]) < workers:
         sys.exit(f"{workers} workers are asked for, and the cluster has {len(members['worker'])}")
     nodes = {**members, "worker": members["worker"][:workers]}
+    changed = changes(lab, work, workers)
     began = time.monotonic()
-    run = lab.train(**changes(lab, work, workers), nodes=nodes)
+    run = lab.train(**changed, nodes=nodes)
     while "step=" not in lab.sh("worker-0", f"grep -m 1 'progress: step=' {LOG}", check=False):
         if time.monotonic() - began > limit:
             sys.exit(f"{work.engine} told no step: see {LOG}")
