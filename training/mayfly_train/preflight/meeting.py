@@ -75,7 +75,8 @@ class Host:
                 listener.listen(1024)
             except OSError as error:
                 listener.close()
-                faults.append(self._not_free(port, error))
+                # All of /proc is searched, and peers are to be answered meanwhile.
+                faults.append(await asyncio.to_thread(self._not_free, port, error))
                 continue
             self._servers.append(await asyncio.start_server(self._serve, sock=listener))
             self.ports.append(Port(listener.getsockname()[1], port.use))
