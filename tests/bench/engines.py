@@ -159,7 +159,7 @@ def compared(engine: str, middle: Mapping[Any, Mapping[str, float]]) -> dict[str
     efficiency = round(two["examples_per_s"] / (2 * one["examples_per_s"]), 3)
     lower = round(two["accuracy"] - one["accuracy"], 4)
     reached = efficiency >= REACH[engine] and lower >= -REACH_ACCURACY
-    found = {"efficiency": efficiency, "accuracy_apart": lower, "reached": reached}
+    found = {"efficiency": efficiency, "accuracy_difference": lower, "reached": reached}
     if APART in middle:
         together = middle[APART]["examples_per_s"]
         found["efficiency_apart"] = round(together / (2 * one["examples_per_s"]), 3)

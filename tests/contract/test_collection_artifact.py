@@ -39,7 +39,9 @@ def test_contents(tarball: Path):
     }
     assert must - names == set()
     strange = [
-        n for n in names if "molecule" in n or n.startswith((".", "tests", "scripts", "build"))
+        name
+        for name in names
+        if "molecule" in Path(name).parts or name.startswith((".", "tests", "scripts", "build"))
     ]
     assert strange == []
     assert [n for n in names if "__pycache__" in n or n.endswith((".pyc", ".egg-info"))] == []

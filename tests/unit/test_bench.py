@@ -207,7 +207,7 @@ def test_two_workers_are_efficient_and_as_good_as_one(engine, rate, accuracy, re
     one = {"examples_per_s": 1000, "accuracy": 0.9}
     found = engines.compared(engine, {1: one, 2: {"examples_per_s": rate, "accuracy": accuracy}})
     assert found["efficiency"] == round(rate / 2000, 3)
-    assert found["accuracy_apart"] == pytest.approx(accuracy - 0.9, abs=1e-9)
+    assert found["accuracy_difference"] == pytest.approx(accuracy - 0.9, abs=1e-9)
     assert found["reached"] is reached
 
 
