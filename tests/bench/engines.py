@@ -1,20 +1,22 @@
 """Each engine with one worker and with two, on one core each: rate, efficiency, accuracy, start.
 
-Usage: engines.py [--network NAME] [--batch N] [--set NAME=VALUE …] [REPEATS] [EPOCHS] [ENGINE …].
+Usage: engines.py [--network NAME] [--batch N] [--set NAME=VALUE …] [--beside NAME=VALUE …]
+                  [REPEATS] [EPOCHS] [ENGINE …].
 For each engine a kept cluster of two workers (and a parameter server where it has one, on any core)
 trains its built-in program as a run of its own, supervised as always, in turn with one worker and
 with two. All train the same network on the same number of samples of Fashion-MNIST, each worker in
 batches of N (128): `cnn`, two convolutions and a dense layer (225,034 weights; 2.6 million
 multiplications for a picture forward), or `deep`, four convolutions (65,642 weights; 9.7 million).
-`--set` puts a variable into the programs' environment, such as HOROVOD_CYCLE_TIME=5. Where workers
-make steps together a step has as many samples as all of them take, and the learning rate is scaled
-by their number (Goyal et al., https://arxiv.org/abs/1706.02677). For these engines both nodes also
-train at once as runs of their own that never speak, half of the samples each, in the same turns
-(`apart`): what they reach together is what this machine allows two workers, `efficiency_apart`
-tells it, and `of_apart` is what is left of it when they do speak. Rates leave out the start and the
-first lines of progress; `start_s` is from the units' start to the first step told, `total_s` to the
-run's end. `reached` says whether two workers are as efficient as they are to be, and at most half a
-point of accuracy below one. For engine torch see ddp.py.
+`--set` puts a variable into the programs' environment, such as HOROVOD_CYCLE_TIME=5; what
+`--beside` names only two workers have, who are measured without it as well in each turn. Where
+workers make steps together a step has as many samples as all of them take, and the learning rate is
+scaled by their number (Goyal et al., https://arxiv.org/abs/1706.02677). For these engines both
+nodes also train at once as runs of their own that never speak, half of the samples each, in the
+same turns (`apart`): what they reach together is what this machine allows two workers,
+`efficiency_apart` tells it, and `of_apart` is what is left of it when they do speak. Rates leave
+out the start and the first lines of progress; `start_s` is from the units' start to the first step
+told, `total_s` to the run's end. `reached` says whether two workers are as efficient as they are to
+be, and at most half a point of accuracy below one. For engine torch see ddp.py.
 
     engines.py --table [--network NAME] [--batch N] [EPOCHS]
 
@@ -48,6 +50,7 @@ DATA = "Fashion-MNIST"
 PROGRAMS = {"horovod": "mnist_horovod_keras", "keras-ps": "mnist_keras_ps", "mwms": "mnist_mwms"}
 TOGETHER = ("horovod", "mwms")  # all workers make one step
 APART = "apart"  # two workers at once, each a run of its own
+BESIDE = "beside"  # two workers with further variables
 # Two workers' rate to twice that of one; and how much lower accuracy may be.
 REACH = {"horovod": 0.88, "keras-ps": 0.85, "mwms": 0.85}
 REACH_ACCURACY = 0.005
@@ -90,7 +93,8 @@ def main() -> int:
         work = Work(engine, args.network, samples, args.batch, dict(args.set))
         with deploy(engine, bucket()) as lab:
             pin(lab)
-            engines[engine] = measure(lab, work, repeats)
+            engines[engine] = measure(lab, work, repeats, dict(args.beside))
+    about["beside"] = dict(args.beside)
     say({**about, "repeats": repeats, "samples": samples, "engines": engines}, before)
     return 0
 
@@ -102,6 +106,7 @@ def options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--network", choices=("mlp", "cnn", "deep"), default="cnn")
     parser.add_argument("--batch", type=int, default=BATCH, help="samples of a worker's step")
     parser.add_argument("--set", action="append", default=[], type=pair, metavar="NAME=VALUE")
+    parser.add_argument("--beside", action="append", default=[], type=pair, metavar="NAME=VALUE")
     parser.add_argument("words", nargs="*", help="[REPEATS] [EPOCHS] [ENGINE …]")
     return parser.parse_args(words)
 
@@ -136,13 +141,14 @@ def pin(lab: kept.Lab) -> None:
 # --- one worker and two ---------------------------------------------------------------------------
 
 
-def measure(lab: kept.Lab, work: Work, repeats: int) -> dict[str, Any]:
+def measure(lab: kept.Lab, work: Work, repeats: int, beside: Mapping[str, str]) -> dict[str, Any]:
     """Medians and their ratios, and what they are of."""
     ways: list[Any] = [1, APART, 2] if work.engine in TOGETHER else [1, 2]
+    ways += [BESIDE] if beside else []
     measured: dict[Any, list[dict[str, Any]]] = {way: [] for way in ways}
     for number in range(repeats):
         for way in ways if number % 2 == 0 else reversed(ways):
-            found = apart(lab, work) if way == APART else train(lab, work, way, LIMIT_S)
+            found = once(lab, work, way, beside)
             measured[way].append(found)
             note(f"{work.engine} {number + 1}/{repeats}, {way}: {found}")
     middle = {
@@ -152,19 +158,39 @@ def measure(lab: kept.Lab, work: Work, repeats: int) -> dict[str, Any]:
     return {"median": middle, **compared(work.engine, middle), **measured}
 
 
+def once(lab: kept.Lab, work: Work, way: Any, beside: Mapping[str, str]) -> dict[str, Any]:
+    """Train in one of the ways: apart, with further variables, or with so many workers."""
+    if way == APART:
+        return apart(lab, work)
+    if way == BESIDE:
+        return train(lab, work._replace(variables={**work.variables, **beside}), 2, LIMIT_S)
+    return train(lab, work, way, LIMIT_S)
+
+
 def compared(engine: str, middle: Mapping[Any, Mapping[str, float]]) -> dict[str, Any]:
     """Two workers beside one, and whether that is what is to be reached; beside two that never
-    speak, where there are some."""
+    speak, and beside two with further variables, where there are some."""
     one, two = middle[1], middle[2]
-    efficiency = round(two["examples_per_s"] / (2 * one["examples_per_s"]), 3)
-    lower = round(two["accuracy"] - one["accuracy"], 4)
-    reached = efficiency >= REACH[engine] and lower >= -REACH_ACCURACY
-    found = {"efficiency": efficiency, "accuracy_difference": lower, "reached": reached}
+    found: dict[str, Any] = against_one(engine, one, two)
     if APART in middle:
         together = middle[APART]["examples_per_s"]
         found["efficiency_apart"] = round(together / (2 * one["examples_per_s"]), 3)
         found["of_apart"] = round(two["examples_per_s"] / together, 3)
+    if BESIDE in middle:
+        other = middle[BESIDE]
+        times = round(other["examples_per_s"] / two["examples_per_s"], 3)
+        found["with_beside"] = {**against_one(engine, one, other), "times_without": times}
     return found
+
+
+def against_one(
+    engine: str, one: Mapping[str, float], two: Mapping[str, float]
+) -> dict[str, float | bool]:
+    """Two workers beside one, and whether that is what is to be reached (before it is rounded)."""
+    efficiency = two["examples_per_s"] / (2 * one["examples_per_s"])
+    lower = round(two["accuracy"] - one["accuracy"], 4)
+    reached = efficiency >= REACH[engine] and lower >= -REACH_ACCURACY
+    return {"efficiency": round(efficiency, 3), "accuracy_difference": lower, "reached": reached}
 
 
 # --- the published table --------------------------------------------------------------------------

@@ -197,6 +197,7 @@ def test_a_rate_leaves_out_the_start():
     [
         ("horovod", 1760, 0.895, True),
         ("horovod", 1758, 0.9, False),
+        ("horovod", 1759.2, 0.9, False),  # 0.8796, which is not 0.88
         ("mwms", 1700, 0.91, True),
         ("keras-ps", 1900, 0.8949, False),
     ],
@@ -219,6 +220,18 @@ def test_two_workers_are_compared_with_two_that_never_speak():
     assert (found["efficiency"], found["efficiency_apart"]) == (0.85, 0.9)
     assert found["of_apart"] == round(1700 / 1800, 3)
     assert found["reached"] is False  # by what was promised, not by what the machine allows
+
+
+def test_two_workers_are_compared_with_two_that_have_further_variables():
+    import engines
+
+    rates = {1: 1000, 2: 1600, engines.BESIDE: 1800}
+    middle = {way: {"examples_per_s": rate, "accuracy": 0.9} for way, rate in rates.items()}
+    found = engines.compared("horovod", middle)
+    assert (found["efficiency"], found["reached"]) == (0.8, False)
+    with_variables = found["with_beside"]
+    assert (with_variables["efficiency"], with_variables["reached"]) == (0.9, True)
+    assert with_variables["times_without"] == 1.125
 
 
 def test_the_table_has_the_published_rows():
