@@ -116,7 +116,7 @@ bench-memory: setup-dev ## Peak memory of HDFS daemons, IM service and mayfly du
 bench-ddp: setup-dev ## PyTorch DDP on one and two nodes of one core, RUNS=3
 	@$(TESTENV) $(BIN)/python tests/bench/ddp.py $(RUNS)
 
-bench-engines: setup-dev ## Each engine with one worker and with two, one core each, RUNS=3, NETWORK=cnn or deep, BATCH=128, BESIDE=HOROVOD_CYCLE_TIME=3; TABLE=1: Horovod on 1, 2 and 4, 24 epochs
+bench-engines: setup-dev ## Each engine with one worker and with two, one core each, RUNS=3, NETWORK=cnn or deep, BATCH=128; BESIDE=NAME=VALUE: two workers with a variable, too; TABLE=1: Horovod on 1, 2 and 4, 24 epochs
 	@$(TESTENV) $(BIN)/python tests/bench/engines.py $(call flag,NETWORK,network) $(call flag,BATCH,batch) $(call flag,BESIDE,beside) $(if $(filter-out 0,$(TABLE)),--table,$(RUNS))
 
 bench-recipes: setup-dev ## Recipes on this machine's processes beside raw Dask; AWS_* and MAYFLY_BENCH_BUCKET for S3
