@@ -356,15 +356,11 @@ class Training:
 
     def at_told_step(self, step: int) -> None:
         """Return once the chief's own log tells a step; the status is seconds older."""
-        self.at_told(lambda told: (told.step or 0) >= step)
-
-    def at_told(self, predicate: Callable[[Progress], bool]) -> None:
-        """Return once what the chief's own log tells satisfies the predicate."""
         end, log = time.monotonic() + STEPS_S, f"tail -n 40 /var/log/mayfly/{CHIEF_TASK}.log"
         chief = self.lab.node_of(CHIEF_TASK)
         while True:
             lines = self.lab.sh(chief, log, check=False).splitlines()
-            if predicate(after_lines(Progress(), lines)):
+            if (after_lines(Progress(), lines).step or 0) >= step:
                 return
             status = self.status()
             assert status is None or status["state"] not in ENDED, f"over too early: {status}"
@@ -392,3 +388,9 @@ class Training:
     def kill(self, task: str, signal: str = "KILL") -> None:
         """Send a signal to the program that a task runs, not to its supervisor."""
         self.lab.sh(self.lab.node_of(task), f"kill -{signal} {self.pid(task)}")
+
+    def kill_once_told(self, task: str, text: str) -> None:
+        """Kill a task's program as soon as its log has this text; its node itself looks for it."""
+        log, victim = f"/var/log/mayfly/{task}.log", self.pid(task)
+        wait = f"until grep -qsF '{text}' {log}; do kill -0 {victim}; sleep 0.05; done"
+        self.lab.sh(self.lab.node_of(task), f"set -e; {wait}; kill -KILL {victim}")

@@ -143,8 +143,8 @@ def test_a_chief_that_dies_when_all_is_trained_ends_the_run_alone(lab_of):
     """The others have left by then, or leave: nobody waits for them."""
     case = CASES["mwms"]
     run = start(lab_of(case), case, steps=300)
-    run.at_told(lambda told: told.evaluated_step is not None)
-    run.kill("chief-0")
+    run.at_told_step(200)
+    run.kill_once_told("chief-0", "evaluated_step=300")
     status = run.end(300)
     assert status["state"] == "succeeded", status["error"]
     assert status["tasks"]["chief-0"]["attempts"] == 2
