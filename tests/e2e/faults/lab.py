@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -366,6 +367,14 @@ class Training:
             assert status is None or status["state"] not in ENDED, f"over too early: {status}"
             assert time.monotonic() < end, f"waited {STEPS_S} s in vain: {lines[-3:]}"
             time.sleep(0.3)
+
+    def checkpoints(self) -> list[int]:
+        """The steps of the checkpoints that the estimator's chief has told of, the first one first.
+
+        The last of them may not be whole yet.
+        """
+        log = self.lab.sh(self.lab.node_of(CHIEF_TASK), f"cat /var/log/mayfly/{CHIEF_TASK}.log")
+        return [int(step) for step in re.findall(r"Saving checkpoints for (\d+) into", log)]
 
     def process(self, task: str, rank: bool = False) -> int | None:
         """The process id, on its node, of the program that a task runs now.
