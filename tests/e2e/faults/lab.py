@@ -368,13 +368,15 @@ class Training:
             assert time.monotonic() < end, f"waited {STEPS_S} s in vain: {lines[-3:]}"
             time.sleep(0.3)
 
-    def checkpoints(self) -> list[int]:
-        """The steps of the checkpoints that the estimator's chief has told of, the first one first.
+    def checkpoints(self) -> tuple[list[int], list[int]]:
+        """The steps at which the estimator's chief has told that it saves, and that it restores.
 
-        The last of them may not be whole yet.
+        What is saved last may not be whole yet.
         """
         log = self.lab.sh(self.lab.node_of(CHIEF_TASK), f"cat /var/log/mayfly/{CHIEF_TASK}.log")
-        return [int(step) for step in re.findall(r"Saving checkpoints for (\d+) into", log)]
+        found = (r"Saving checkpoints for (\d+) into", r"Restoring parameters from \S+ckpt-(\d+)")
+        saved, restored = ([int(step) for step in re.findall(one, log)] for one in found)
+        return saved, restored
 
     def process(self, task: str, rank: bool = False) -> int | None:
         """The process id, on its node, of the program that a task runs now.

@@ -50,17 +50,17 @@ def test_a_task_that_holds_the_step_is_killed(lab, task):
     """What was trained since the newest whole checkpoint is done twice, and nothing before it."""
     run = lab.train(steps=1000)
     run.at_step(300)
-    saved = run.checkpoints()
+    saved, _ = run.checkpoints()
     assert len(saved) > 2, saved
     status = kill_and_tell(run, ESTIMATOR, task)
     succeeded(status)
     assert status["tasks"][task]["attempts"] == 2
-    rewinds = [event for event in run.events() if event["event"] == "rewind"]
+    _, restored = run.checkpoints()
     redone = status["samples_processed"] - status["samples_seen"]
-    print(f"{task}: {redone // BATCH} steps done twice, saved {saved}, {rewinds}")
-    # The last one told may have been under way; of a few steps the status may not tell.
-    assert all(event["global_step"] >= saved[-2] for event in rewinds)
-    assert rewinds or redone <= 60 * BATCH
+    print(f"{task}: {redone // BATCH} steps done twice, saved {saved}, restored {restored}")
+    # What was saved last may not have been whole.
+    assert len(restored) == 1
+    assert restored[0] >= saved[-2]
 
 
 @pytest.mark.slow
