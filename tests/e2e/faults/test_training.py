@@ -61,6 +61,7 @@ def test_a_task_that_holds_the_step_is_killed(lab, task):
     # What was saved last may not have been whole.
     assert len(restored) == 1
     assert restored[0] >= saved[-2]
+    assert 0 <= redone <= (status["global_step"] - restored[0]) * BATCH
 
 
 @pytest.mark.slow
