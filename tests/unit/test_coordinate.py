@@ -410,6 +410,43 @@ def test_a_failed_task_fails_the_run_with_its_log(board, bucket):
     assert bucket.objects["logs/chief-0.log"] == b"boom\n"
 
 
+def test_the_last_status_says_how_every_task_ended(tmp_path, bucket):
+    """The export may be over sooner than those who have only to see that the chief is done."""
+    looks = []
+
+    class FakeSlowWorker(FakeBoard):
+        def names(self) -> list[str]:
+            if "status.json" in bucket.objects and status(bucket)["state"] == "exporting":
+                looks.append(1)
+            if len(looks) == 3:
+                self.write("worker-0.log", b"its last word\n")
+                write_heartbeat(self, "worker-0", "stopped")
+            return super().names()
+
+    board = FakeSlowWorker(tmp_path)
+    write_heartbeat(board, "worker-0")
+    finished(board)
+    subject = Coordinator(cluster(), board, bucket, lambda *_: None, replace(LIMITS, logs=60))
+    assert subject.run() == 0
+    told = status(bucket)
+    assert (told["state"], told["tasks"]["worker-0"]["state"]) == ("succeeded", "stopped")
+    assert bucket.objects["logs/worker-0.log"] == b"its last word\n"
+    assert len(looks) == 3
+
+
+@pytest.mark.parametrize(("lost", "state"), [(("worker-0",), "lost"), ((), "running")])
+def test_it_does_not_wait_for_ever_for_tasks_to_end(board, bucket, monkeypatch, lost, state):
+    finished(board)
+    write_heartbeat(board, "worker-0")
+    waits = []
+    monkeypatch.setattr("mayfly_train.coordinate.time.sleep", waits.append)
+    subject = Coordinator(cluster(), board, bucket, no_export, LIMITS)
+    subject.state = replace(subject.state, phase=SUCCEEDED, lost=lost)
+    assert subject.run() == 0
+    assert status(bucket)["tasks"]["worker-0"]["state"] == state
+    assert bool(waits) is not bool(lost)
+
+
 def test_its_own_verdict_stops_the_tasks(board, bucket):
     write_heartbeat(board, "chief-0")
     subject = Coordinator(cluster(), board, bucket, no_export, LIMITS)

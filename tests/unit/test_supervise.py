@@ -126,6 +126,20 @@ def test_all_that_the_chief_has_to_tell_is_there_before_its_success_is(tmp_path,
     assert told.encode() in found["log"]
 
 
+def test_a_log_is_left_before_the_end_is_told(tmp_path):
+    """The coordinator copies logs once it sees that all have ended."""
+    logs = []
+
+    class Watched(FakeBoard):
+        def write(self, name: str, data: bytes) -> None:
+            if name == "worker-0.json" and json.loads(data)["state"] == "succeeded":
+                logs.append(self.read("worker-0.log"))
+            super().write(name, data)
+
+    assert supervisor(tmp_path, Watched(tmp_path / "board"), "worker-0", "print(1)").run() == OK
+    assert logs == [b"1\n"]
+
+
 def test_a_log_has_all_attempts_of_its_run_and_nothing_of_another(tmp_path, board):
     (tmp_path / "log").mkdir()
     (tmp_path / "log/worker-0.log").write_text("an earlier run\n")

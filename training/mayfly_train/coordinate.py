@@ -223,7 +223,7 @@ class Coordinator:
         """Tell the end of the run; it counts as told only when S3 has it."""
         if self.state.phase == FAILED:
             self.tell()  # at once; what follows may wait for a board that does not answer
-            self._stop_tasks()
+        self._end_tasks()
         self._leave_logs()
         self.tell_until_heard()
         self._remember()
@@ -239,25 +239,33 @@ class Coordinator:
                 raise NodeError("the end of the run could not be written to S3 — see the log")
             time.sleep(self.limits.poll)
 
-    def _stop_tasks(self) -> None:
-        """Make sure that all tasks learn of the failure, and give them time to leave their logs."""
-        error = self.state.error or {}
+    def _end_tasks(self) -> None:
+        """Give all tasks that are not lost time to end and to leave their logs: the last status
+        says how each of them did. Of a failure that is not a task's they learn here."""
         end = time.monotonic() + self.limits.logs
         try:
-            markers.mark_failed(
-                self.board,
-                error.get("task") or "coordinator",
-                error.get("node") or self.cluster.workers[0].name,
-                error.get("message") or "",
-                error.get("log_tail") or [],
-            )
-            while time.monotonic() < end:
-                self.seen = self._look()
-                if all(h.state in TASK_ENDED for h in self.seen.heartbeats.values()):
-                    return
+            if self.state.phase == FAILED:
+                self._mark_failed()
+            while self._going() and time.monotonic() < end:
                 time.sleep(min(1.0, self.limits.poll))
         except NodeError as error:
             LOG.warning("coordinator: %s", error)
+
+    def _mark_failed(self) -> None:
+        error = self.state.error or {}
+        markers.mark_failed(
+            self.board,
+            error.get("task") or "coordinator",
+            error.get("node") or self.cluster.workers[0].name,
+            error.get("message") or "",
+            error.get("log_tail") or [],
+        )
+
+    def _going(self) -> list[str]:
+        """The tasks that have not ended yet, as far as they are heard."""
+        self.seen = self._look()
+        tasks = self.seen.heartbeats.items()
+        return [t for t, h in tasks if h.state not in TASK_ENDED and t not in self.state.lost]
 
     def _leave_logs(self) -> None:
         """Copy the logs that the tasks have left on the board to S3."""

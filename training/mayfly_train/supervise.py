@@ -155,7 +155,7 @@ class Supervisor:
         self._recall_progress()
         self._remember()
         if (over := self._over(names)) is not None:
-            self._finish(over, OK)
+            self._heartbeat(over)
             self._stay()
             self._mark_ended()
             return OK
@@ -172,7 +172,6 @@ class Supervisor:
         finally:
             pulse.stop()
             child.kill_group()
-            self._leave_log()
         if code == OK:
             self._stay()
         self._mark_ended_if_over()
@@ -226,7 +225,6 @@ class Supervisor:
         """
         code = child.end(self.settings.save)
         self._read_lines(child)
-        self._leave_log()
         self._finish("stopped", OK, code)  # before the marker, which says that the step is known
         self._must_write(STOPPED, asdict(self.progress))
         return OK
@@ -265,7 +263,6 @@ class Supervisor:
         """Tell the chief's success. Its log and its last figures stand on the board before the
         marker: the coordinator exports, and writes the manifest, as soon as it sees that."""
         markers.wait_for(self.board, self.settings.board_wait)
-        self._leave_log()
         self._finish("succeeded", OK, 0)
         self._must_write(DONE, {"time": markers.utc_now(), **asdict(self.progress)})
         return OK
@@ -283,7 +280,9 @@ class Supervisor:
         self._read_lines(child)
         return self._finish(state, exit_code, code)
 
-    def _finish(self, state: str, exit_code: int, child_code: int | None = None) -> int:
+    def _finish(self, state: str, exit_code: int, child_code: int) -> int:
+        """Leave the log, then tell the end: who sees that, finds the log."""
+        self._leave_log()
         self._heartbeat(state, child_code)
         return exit_code
 
