@@ -190,6 +190,17 @@ def test_a_task_is_ended_after_the_chiefs_success(tmp_path, board, task):
     assert heartbeat(board, task)["state"] == "succeeded"
 
 
+@pytest.mark.parametrize("task", ["ps-0", "worker-0"])
+def test_who_only_does_what_the_chief_asks_ends_with_it(tmp_path, board, task):
+    changes = {"grace": 600, "engine": "keras-ps"}
+    thread, codes = in_background(supervisor(tmp_path, board, task, SLEEP, **changes))
+    wait_until(lambda: heartbeat(board, task).get("state") == "running")
+    board.write("DONE", b"{}")
+    thread.join(30)
+    assert codes == [OK]
+    assert heartbeat(board, task)["state"] == "succeeded"
+
+
 def test_a_worker_may_finish_in_its_grace(tmp_path, board):
     program = "import sys, time\nprint('up', flush=True)\ntime.sleep(1)\nprint('last word')"
     thread, codes = in_background(supervisor(tmp_path, board, "worker-0", program, grace=60))

@@ -47,11 +47,12 @@ class Engine:
     """What the supervisor needs to know of an engine.
 
     `servers` are the kinds of tasks that answer gRPC at the cluster's port: one that does not
-    hangs.
+    hangs. `asked` are those that do nothing but what the chief asks: nobody needs them after it.
     """
 
     launch: Callable[[Cluster, Task, Look], Launch]
     servers: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
 
 
 def estimator(cluster: Cluster, task: Task, _look: Look) -> Launch:
@@ -268,7 +269,7 @@ ENGINES = {
     "estimator": Engine(estimator, servers=(PS, CHIEF, WORKER)),
     "torch": Engine(torch),
     "horovod": Engine(horovod),
-    "keras-ps": Engine(keras_ps, servers=(PS, WORKER)),  # its chief only asks them
+    "keras-ps": Engine(keras_ps, servers=(PS, WORKER), asked=(PS, WORKER)),
     "mwms": Engine(mwms, servers=(CHIEF, WORKER)),
     "tf-server": Engine(tf_server, servers=(PS, CHIEF, WORKER)),
     ONE_COMMAND: Engine(command),

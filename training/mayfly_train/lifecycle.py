@@ -131,7 +131,9 @@ class Limits:
     fails when it cannot go on without a lost task, or makes no step (at least three times the
     longest time between two steps so far), and after which a trainer that makes no step while
     others do is asked to start again; `first_step` is what it has before its first one. `stop` is
-    the time that the chief has to save and to end once a limit of the job is reached.
+    the time that the chief has to save and to end once a limit of the job is reached. `logs` is
+    what the others have, once it is over, to end and to leave their logs: more than supervisors
+    let a worker go on after the chief.
     """
 
     start: float = 900.0
@@ -141,7 +143,7 @@ class Limits:
     evaluator: float = 920.0
     stop: float = 120.0
     board: float = 100.0
-    logs: float = 15.0
+    logs: float = 25.0
     final_status: float = 600.0
     poll: float = 3.0
 

@@ -198,7 +198,7 @@ class Supervisor:
                 self._heartbeat("running")
                 names.update(self._names())
                 if DONE in names and ends_at is None:
-                    ends_at = time.monotonic() + self.settings.grace.get(self.task.kind, 60.0)
+                    ends_at = time.monotonic() + self._grace()
             if STOP in names and self.task.kind == CHIEF:
                 return self._save_and_end(child)
             if self._stop.is_set() or FAILED in names or STOPPED in names:
@@ -217,6 +217,11 @@ class Supervisor:
             self._stop.wait(self.settings.poll)
         self._read_lines(child)
         return self._child_ended(code)
+
+    def _grace(self) -> float:
+        """How long this task may go on after the chief's success."""
+        asked = self.task.kind in launch.ENGINES[self.cluster.engine].asked
+        return 0.0 if asked else self.settings.grace.get(self.task.kind, 60.0)
 
     def _save_and_end(self, child: Child) -> int:
         """Have the chief's program write a checkpoint while all others are there, and tell them.
